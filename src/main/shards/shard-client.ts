@@ -1,0 +1,140 @@
+// The contract between the session layer and the shards: what can be asked of the pool, and how the answers come.
+
+import type { Outcome, PositionStatus } from '../../shared/operations.js';
+
+/**
+ * A list of keys inside a buffer, never one object per key: key i is the bytes
+ * `payload[first + i * stride .. + keyBytes]`. A packed list has `first` 0 and `stride` keyBytes.
+ * `foreign` marks (bit i, least significant first) keys whose length is not the node's: they are misses.
+ */
+export interface KeySpan {
+  readonly payload: Uint8Array;
+  readonly first: number;
+  readonly stride: number;
+  readonly count: number;
+  readonly foreign?: Uint8Array | undefined;
+}
+
+/**
+ * The result of a match or a reservation, alive in the request arena until it is given back. Positions are the keys
+ * of the list, in its order, duplicates included. `statuses` and `slots` are views of shared memory, borrowed until
+ * the set is given back by release() / abandon() / unquarantine().
+ */
+export interface SlotSet {
+  readonly count: number;
+  /** PositionStatus per key. */
+  readonly statuses: Uint8Array;
+  /** Slot per key, -1 where there is none. */
+  readonly slots: Int32Array;
+  /** Generation per key, of the slot at the time of the operation (for Pending and Reserved). */
+  readonly generations: Uint16Array;
+  /** Positions with status Pinned. */
+  readonly pinnedCount: number;
+  /** Positions with status Pending. */
+  readonly pendingCount: number;
+  /** Positions with status Reserved. */
+  readonly reservedCount: number;
+  /** Positions from the start that are Pinned or Found. */
+  readonly leadingCount: number;
+  /** Opaque to the session layer. */
+  readonly extent: number;
+}
+
+export type Failure =
+  /** No room in a ring or in the arena for longer than `queueMs`. */
+  | { readonly code: 'KVPEER_BUSY' }
+  | { readonly code: 'KVPEER_WORKER_LOST' }
+  | { readonly code: 'KVPEER_CLOSED' }
+  | { readonly code: 'outcome'; readonly outcome: Outcome };
+
+/** Exactly one call per operation, never before the asking call has returned. */
+export type Done<T> = (failure: Failure | undefined, result: T) => void;
+
+export interface MatchOptions {
+  /** Take a pin on each READY block (default true). Without: statuses are Found, nothing to release but the extent. */
+  readonly pin?: boolean;
+  /** At most this many pins; keys beyond are misses, in order. With `within`: at most this many different slots over all of them. */
+  readonly pinLimit?: number;
+  readonly within?: readonly SlotSet[];
+  /** A fetch: destination slots, one per key, checked against the peer's num_blocks and for duplicates (also of keys): outcome BadDestination. */
+  readonly destinations?: { readonly indexes: Int32Array; readonly numBlocks: number };
+}
+
+export interface ServeRequest {
+  readonly peer: DataPeer;
+  /** Destination slot per key. */
+  readonly indexes: Int32Array;
+  /** By lease: the keys are resolved through these sets' pins, nothing is pinned again. */
+  readonly byLease?: { readonly keys: KeySpan; readonly leases: readonly SlotSet[] };
+  /** Resolved: a set from match() of the fetch's own keys; its Pinned positions are written. */
+  readonly resolved?: SlotSet;
+}
+
+export interface ServeResult {
+  readonly blockCount: number;
+  readonly bytes: number;
+}
+
+export interface ServeHandle {
+  /** Nothing more of it is posted; done comes once the posted parts have ended (outcome Cancelled). */
+  cancelUnposted(): void;
+}
+
+/** A remote peer as the data plane knows it, bound to one mover. */
+export interface DataPeer {
+  readonly peerId: number;
+  readonly numBlocks: number;
+}
+
+export interface AddPeerRequest {
+  readonly agentMetadata: Uint8Array;
+  readonly baseAddr: number;
+  readonly numBlocks: number;
+  /** The peer registered a scratch page behind its last block: its first write is made there, now. */
+  readonly hasScratch: boolean;
+}
+
+/**
+ * The shards as main sees them. Sets are given back by exactly one of release(), abandon(), unquarantine() (or
+ * publish() without pins).
+ */
+export interface ShardClient {
+  readonly numBlocks: number;
+  readonly blockBytes: number;
+  readonly keyBytes: number;
+
+  match(keys: KeySpan, options: MatchOptions, done: Done<SlotSet | undefined>): void;
+  /** Unpins the set's Pinned positions and gives the extent back. Throws when Reserved or Quarantined ones remain. */
+  release(set: SlotSet): void;
+
+  /** Find or insert: each key becomes Reserved, Pinned (was READY), Pending (another load writes it) or Full. */
+  reserve(keys: KeySpan, done: Done<SlotSet | undefined>): void;
+  /** Reserved -> READY. With keepPins the positions are Pinned afterwards and the set lives on; without, Pinned ones are released and the set is given back. */
+  publish(set: SlotSet, options: { readonly keepPins: boolean }, done: Done<undefined>): void;
+  /** Reserved -> FREE (set given back, pins released) or -> QUARANTINED (set lives until unquarantine; pins released). */
+  abandon(set: SlotSet, options: { readonly quarantine: boolean }, done: Done<undefined>): void;
+  unquarantine(set: SlotSet, done: Done<undefined>): void;
+  evict(keys: KeySpan, done: Done<{ readonly evictedCount: number }>): void;
+
+  addPeer(request: AddPeerRequest, done: Done<DataPeer | undefined>): void;
+  removePeer(peer: DataPeer, done: Done<undefined>): void;
+  serve(request: ServeRequest, done: Done<ServeResult>): ServeHandle;
+  /** Cuts every unfinished write to the peer; the serves end with outcome Stopped first, then this one. */
+  hardStop(peer: DataPeer, done: Done<undefined>): void;
+
+  /** Phase and generation of a slot now (for keys that were Pending: did it settle meanwhile?). */
+  isStillWriting(slot: number, generation: number): boolean;
+  /** Called after every PUBLISH and ABANDON that completed: the set's Reserved positions have settled. */
+  onSettled: (set: SlotSet) => void;
+
+  /** Bytes from a caller's buffer into the Reserved positions, in key order. The buffer is held until done. */
+  copyIn(set: SlotSet, source: Uint8Array, done: Done<undefined>): void;
+  fill(set: SlotSet, done: Done<undefined>): void;
+  poison(set: SlotSet, done: Done<undefined>): void;
+  verify(set: SlotSet, done: Done<{ readonly mismatchCount: number }>): void;
+}
+
+/** True for the statuses that a lookup answers with a hit. */
+export function isHit(status: number): boolean {
+  return status === (0xc3 satisfies PositionStatus) || status === (7 satisfies PositionStatus);
+}

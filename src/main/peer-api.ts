@@ -84,7 +84,12 @@ export interface ContentTools {
 }
 
 export interface PeerStats {
-  readonly slots: { readonly free: number; readonly writing: number; readonly ready: number; readonly quarantined: number };
+  readonly slots: {
+    readonly free: number;
+    readonly writing: number;
+    readonly ready: number;
+    readonly quarantined: number;
+  };
   readonly pins: number;
   readonly leases: number;
   readonly sessions: Readonly<Record<string, number>>;
@@ -107,7 +112,11 @@ export interface PeerApi {
   readonly blockBytes: number;
   readonly keyBytes: number;
   readonly shardCount: number;
-  readonly dataPlane: { readonly name: 'nixl' | 'none'; readonly version: string; readonly transports: string };
+  readonly dataPlane: {
+    readonly name: 'nixl' | 'none';
+    readonly version: string;
+    readonly transports: string;
+  };
   /** @throws KVPEER_INVALID_PARAMS on an illegal combination, naming the keys. */
   open(kvTransferParams?: unknown, options?: OpenOptions): PeerRequest;
   store(keys: PackedKeys, blocks: Uint8Array): Promise<StoreResult>;

@@ -135,7 +135,12 @@ export interface ProducerRole {
   isDrained(): boolean;
   /** Called once when isDrained() becomes true. */
   onDrained: () => void;
-  stats(): { readonly leaseCount: number; readonly leasePinCount: number; readonly parkedCount: number; readonly serveCount: number };
+  stats(): {
+    readonly leaseCount: number;
+    readonly leasePinCount: number;
+    readonly parkedCount: number;
+    readonly serveCount: number;
+  };
 }
 
 /** What a lookup found. `statuses[i]` is 0xc3 for a hit and 0xc2 for a miss (msgpack true and false). */
@@ -198,7 +203,11 @@ export interface WriterIdentity {
 /** Slots that a remote write may still reach (design.md section 6 rule 2). Shared by all sessions of the node. */
 export interface Quarantine {
   /** The set's Reserved positions become QUARANTINED and stay so until one of rule 2's events. */
-  add(set: SlotSet, writer: WriterIdentity, round: { readonly kvRequestId: string; readonly round: number }): void;
+  add(
+    set: SlotSet,
+    writer: WriterIdentity,
+    round: { readonly kvRequestId: string; readonly round: number },
+  ): void;
   /** transfer_done or abort_ack of the round, on the session that fetched it. */
   onRoundEnded(writer: WriterIdentity, kvRequestId: string, round: number): void;
   /** A valid `connect` of a new session came from the address. */

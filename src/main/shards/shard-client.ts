@@ -4,11 +4,11 @@ import type { Outcome, PositionStatus } from '../../shared/operations.js';
 
 /**
  * A list of keys inside a buffer, never one object per key: key i is the bytes
- * `payload[first + i * stride .. + keyBytes]`. A packed list has `first` 0 and `stride` keyBytes.
+ * `bytes[first + i * stride .. + keyBytes]`. A packed list has `first` 0 and `stride` keyBytes.
  * `foreign` marks (bit i, least significant first) keys whose length is not the node's: they are misses.
  */
 export interface KeySpan {
-  readonly payload: Uint8Array;
+  readonly bytes: Uint8Array;
   readonly first: number;
   readonly stride: number;
   readonly count: number;

@@ -38,7 +38,7 @@ export const Opcode = {
   AddPeer: 11,
   /** Forget peer arg0 once its requests have ended or were stopped. */
   RemovePeer: 12,
-  /** Copy a foreign buffer (arg0 = its token) into the RESERVED positions, block after block in key order. Any worker. */
+  /** Copy block i of a foreign buffer (arg0 = its token) into position i, where that is RESERVED. Any worker. */
   CopyIn: 13,
   /** Fill RESERVED positions with the content that belongs to their key (see native `fillFromKey`). Any worker. */
   Fill: 14,

@@ -107,7 +107,10 @@ export interface ShardClient {
   /** Unpins the set's Pinned positions and gives the extent back. Throws when Reserved or Quarantined ones remain. */
   release(set: SlotSet): void;
 
-  /** Find or insert: each key becomes Reserved, Pinned (was READY), Pending (another load writes it) or Full. */
+  /**
+   * Find or insert: each key becomes Reserved, Pinned (was READY), Pending (another load writes it, or an earlier
+   * position of this very list) or Full. Keys marked `foreign` stay Skip.
+   */
   reserve(keys: KeySpan, done: Done<SlotSet | undefined>): void;
   /** Reserved -> READY. With keepPins the positions are Pinned afterwards and the set lives on; without, Pinned ones are released and the set is given back. */
   publish(set: SlotSet, options: { readonly keepPins: boolean }, done: Done<undefined>): void;
@@ -124,10 +127,14 @@ export interface ShardClient {
 
   /** Phase and generation of a slot now (for keys that were Pending: did it settle meanwhile?). */
   isStillWriting(slot: number, generation: number): boolean;
-  /** Called after every PUBLISH and ABANDON that completed: the set's Reserved positions have settled. */
+  /**
+   * Called for every PUBLISH and ABANDON that completed, just before its done: the set's Reserved positions have
+   * settled and are now Pinned (keepPins), Found (published without), Miss or Quarantined. `slots` and `generations`
+   * still are those of the reservation; the set may be given back once the call has returned.
+   */
   onSettled: (set: SlotSet) => void;
 
-  /** Bytes from a caller's buffer into the Reserved positions, in key order. The buffer is held until done. */
+  /** Block i of a caller's buffer goes to position i if that is Reserved. The buffer (count * blockBytes) is held until done. */
   copyIn(set: SlotSet, source: Uint8Array, done: Done<undefined>): void;
   fill(set: SlotSet, done: Done<undefined>): void;
   poison(set: SlotSet, done: Done<undefined>): void;

@@ -1,0 +1,34 @@
+// The module kvpeer_core: one init for every env that loads it (main thread and each worker).
+
+#include <node_api.h>
+
+#include "core/env_state.h"
+#include "core/mapping.h"
+#include "nixl/register.h"
+
+namespace kvpeer {
+namespace {
+
+// Runs before the env's references are dropped and, in a worker, before its 'exit' event: agents first, since they
+// reach into the mappings.
+void cleanUp(void* data) {
+  auto* state = static_cast<EnvState*>(data);
+  destroyAgentsOfEnv(*state);
+  dropAllRegistrations(state->mappings);
+}
+
+void freeState(napi_env, void* data, void*) { delete static_cast<EnvState*>(data); }
+
+napi_value init(napi_env env, napi_value exports) {
+  auto* state = new EnvState();
+  napi_set_instance_data(env, state, freeState, nullptr);
+  napi_add_env_cleanup_hook(env, cleanUp, state);
+  registerMappingFunctions(env, exports);
+  registerNixl(env, exports);
+  return exports;
+}
+
+}  // namespace
+}  // namespace kvpeer
+
+NAPI_MODULE_INIT() { return kvpeer::init(env, exports); }

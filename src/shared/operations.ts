@@ -126,9 +126,14 @@ export const ExtentFlag = {
  * An extent of the arena: one operation's arguments and results, and afterwards a slot set (a lease, a reservation, a
  * quarantine), until main gives it back.
  *
- *     0                64            keys            slots        generations   indexes*     leases*      statuses
- *     | header 16 x i32 | key bytes, stride apart | i32 per key | u16 per key | i32 per key | i32 per lease | u8 per key |
+ *     0                64         slots         generations   leases*       indexes*      keys
+ *     | header 16 x i32 | u8 status | i32 per key | u16 per key | i32 per lease | i32 per key | key bytes, stride apart |
  *                       (* absent when the header says 0)            every array starts on a multiple of 8
+ *
+ * Nobody relies on the order of the arrays, only on the offsets in the header. Main puts the indexes and the keys last
+ * and gives that end of the extent back when Match or Reserve has completed: IndexesOffset and KeysOffset are 0 from
+ * then on. So only Match, Reserve, Evict and a Serve by lease may read keys of the extent; every other operation that
+ * needs a block's key takes it from the slot record.
  *
  * Header words (int32). Offsets are bytes from the extent's start.
  */

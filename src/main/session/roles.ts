@@ -197,7 +197,7 @@ export interface WriterIdentity {
   /** NIXL agent name in the peer's metadata, as far as it can be told; a plain peer's identity. */
   readonly agentName: string;
   /** Same host: the process whose exit ends the quarantine. */
-  readonly process: { readonly pid: number; readonly startTime: string } | undefined;
+  readonly process: { readonly pid: number; readonly startTime: number } | undefined;
 }
 
 /** Slots that a remote write may still reach (design.md section 6 rule 2). Shared by all sessions of the node. */

@@ -1,0 +1,312 @@
+// One session: the handshake with one incarnation of one peer, and the routing of its messages to the two roles.
+
+import type { DealerHandle, DownCause } from '../control/transport.js';
+import type { ConnectMessage, IncomingMessage } from '../protocol/messages.js';
+import type { DataPeer, SlotSet } from '../shards/shard-client.js';
+import type {
+  EndCause,
+  HandshakeEffect,
+  HandshakeEvent,
+  HandshakeState,
+  LocalIdentity,
+  Mismatch,
+} from './handshake.js';
+import { findMismatch, HANDSHAKE_START, handshakeStep } from './handshake.js';
+import type { ConsumerRole, ProducerRole, RemotePeer, RoleContext, SessionTimes } from './roles.js';
+
+/** What a session needs from the node. One object for all sessions. */
+export interface SessionEnvironment {
+  readonly identity: LocalIdentity;
+  readonly times: SessionTimes;
+  now(): number;
+  openDealer(address: string, onDown: (cause: DownCause) => void): DealerHandle;
+  connectFrame(): Buffer;
+  connectAckFrame(): Buffer;
+  disconnectFrame(): Buffer;
+  /** Registers the peer with the data plane; undefined with --data-plane none. `done` is never called synchronously. */
+  register(connect: ConnectMessage, done: (ok: boolean, dataPeer: DataPeer | undefined) => void): void;
+  unregister(dataPeer: DataPeer, done: () => void): void;
+  makeConsumer(context: RoleContext, session: Session): ConsumerRole;
+  makeProducer(context: RoleContext, session: Session): ProducerRole;
+  roleContext(session: Session): RoleContext;
+  isSuspected(address: string): boolean;
+  hooks: SessionHooks;
+}
+
+/** What the node hears from its sessions. */
+export interface SessionHooks {
+  onReady(session: Session): void;
+  onMismatch(session: Session, mismatch: Mismatch): void;
+  /** Called once; afterwards the session may still be draining. */
+  onEnd(session: Session, cause: EndCause): void;
+  /** Called once, after onEnd: nothing of this session can be written any more and its peer is unregistered. */
+  onGone(session: Session): void;
+  /** Another run of the peer at the same address sent this `connect`. */
+  onReplaced(session: Session, connect: ConnectMessage): void;
+  onIgnored(session: Session, messageType: string): void;
+  /** A valid `connect` was accepted, before the data plane registers the peer. */
+  onConnectAccepted(session: Session, connect: ConnectMessage): void;
+  wakeAt(timeMs: number): void;
+}
+
+/** Frames that may wait for the peer's ack; beyond it the session ends, as with a full send queue. */
+const MAX_QUEUED_FRAMES = 4_096;
+
+/** See the picture in handshake.ts. Made dialling: the constructor opens the DEALER and sends `connect`. */
+export class Session {
+  readonly address: string;
+  readonly consumer: ConsumerRole;
+  readonly producer: ProducerRole;
+  readonly #env: SessionEnvironment;
+  readonly #handshakeDeadlineMs: number;
+  readonly #redialMs: number;
+  #state: HandshakeState = HANDSHAKE_START;
+  #dealer: DealerHandle;
+  #queued: Buffer[] = [];
+  #maySend = false;
+  #remote: RemotePeer | undefined;
+  #connect: ConnectMessage | undefined;
+  #isProducerDrained = false;
+  #isRegistering = false;
+  #hasLeft = false;
+  #lastActivityMs: number;
+
+  constructor(address: string, env: SessionEnvironment) {
+    this.address = address;
+    this.#env = env;
+    const now = env.now();
+    this.#lastActivityMs = now;
+    const { handshakeMs, suspectedHandshakeMs, redialMs } = env.times;
+    this.#handshakeDeadlineMs =
+      now + (env.isSuspected(address) ? Math.min(suspectedHandshakeMs, handshakeMs) : handshakeMs);
+    this.#redialMs = now + redialMs;
+    const context = env.roleContext(this);
+    this.consumer = env.makeConsumer(context, this);
+    this.producer = env.makeProducer(context, this);
+    this.producer.onDrained = () => {
+      this.#isProducerDrained = true;
+      this.#leave();
+    };
+    this.#dealer = this.#dial();
+    env.hooks.wakeAt(Math.min(this.#handshakeDeadlineMs, this.#redialMs));
+  }
+
+  get phase(): HandshakeState['phase'] {
+    return this.#state.phase;
+  }
+
+  get isReady(): boolean {
+    return this.#state.phase === 'ready';
+  }
+
+  get isOver(): boolean {
+    return this.#state.phase === 'over';
+  }
+
+  /** Present from the moment the data plane knows the peer until the session is gone. */
+  get remote(): RemotePeer | undefined {
+    return this.#remote;
+  }
+
+  /** The peer's accepted `connect`. */
+  get connect(): ConnectMessage | undefined {
+    return this.#connect;
+  }
+
+  get lastActivityMs(): number {
+    return this.#lastActivityMs;
+  }
+
+  /** A valid message from the peer's identity. */
+  receive(message: IncomingMessage): void {
+    this.#lastActivityMs = this.#env.now();
+    switch (message.type) {
+      case 'connect':
+        this.#step({ type: 'connect', message, mismatch: findMismatch(this.#env.identity, message) });
+        return;
+      case 'connect_ack':
+        this.#step({ type: 'connect_ack' });
+        return;
+      case 'disconnect':
+        this.end('peer-disconnected');
+        return;
+      case 'lookup':
+      case 'lookup_resp':
+      case 'fetch':
+      case 'transfer_done':
+      case 'abort_fetch':
+      case 'abort_ack':
+        this.#receiveRequest(message);
+        return;
+    }
+  }
+
+  /** Messages of the roles mean something only once the peer's `connect` was accepted. */
+  #receiveRequest(
+    message: Exclude<IncomingMessage, { type: 'connect' | 'connect_ack' | 'disconnect' }>,
+  ): void {
+    if (this.isOver || this.#remote === undefined) {
+      this.#env.hooks.onIgnored(this, message.type);
+      return;
+    }
+    switch (message.type) {
+      case 'lookup':
+        this.producer.onLookup(message);
+        return;
+      case 'fetch':
+        this.producer.onFetch(message);
+        return;
+      case 'abort_fetch':
+        this.producer.onAbortFetch(message);
+        return;
+      case 'lookup_resp':
+        this.consumer.onLookupResp(message);
+        return;
+      case 'transfer_done':
+        this.consumer.onTransferDone(message);
+        return;
+      case 'abort_ack':
+        this.consumer.onAbortAck(message);
+        return;
+    }
+  }
+
+  /** For the roles: goes out at once, or when the peer has acknowledged us. Dropped once the session is over. */
+  send(frame: Buffer): void {
+    if (this.isOver) return;
+    if (this.#maySend) {
+      this.#push(frame);
+    } else if (this.#queued.length < MAX_QUEUED_FRAMES) {
+      this.#queued.push(frame);
+    } else {
+      this.end('send-failed');
+    }
+  }
+
+  onSettled(set: SlotSet): void {
+    this.producer.onSettled(set);
+    this.#lastActivityMs = this.#env.now();
+  }
+
+  tick(nowMs: number): void {
+    if (!this.isOver && !this.isReady) {
+      if (nowMs >= this.#handshakeDeadlineMs) this.#step({ type: 'deadline' });
+      else if (nowMs >= this.#redialMs) this.#step({ type: 'redial-time' });
+      this.#env.hooks.wakeAt(nowMs >= this.#redialMs ? this.#handshakeDeadlineMs : this.#redialMs);
+    }
+    if (this.phase !== 'over') this.consumer.tick(nowMs);
+    this.producer.tick(nowMs);
+  }
+
+  end(cause: EndCause): void {
+    this.#step({ type: 'end', cause });
+  }
+
+  #dial(): DealerHandle {
+    const dealer = this.#env.openDealer(this.address, (cause) => {
+      // A connection that was closed on purpose (redial) does not speak for the session.
+      if (dealer !== this.#dealer) return;
+      this.end(
+        cause === 'disconnected' ? 'connection-lost' : cause === 'send-failed' ? 'send-failed' : 'refused',
+      );
+    });
+    dealer.send(this.#env.connectFrame());
+    return dealer;
+  }
+
+  #push(frame: Buffer): void {
+    if (!this.#dealer.send(frame)) this.end('send-failed');
+  }
+
+  #step(event: HandshakeEvent): void {
+    const { state, effects } = handshakeStep(this.#state, event);
+    this.#state = state;
+    for (const effect of effects) this.#apply(effect);
+  }
+
+  #apply(effect: HandshakeEffect): void {
+    switch (effect.type) {
+      case 'register':
+        this.#register(effect.connect);
+        return;
+      case 'send-ack':
+        this.#push(this.#env.connectAckFrame());
+        return;
+      case 'redial': {
+        const lost = this.#dealer;
+        void lost.close();
+        this.#dealer = this.#dial();
+        return;
+      }
+      case 'flush': {
+        this.#maySend = true;
+        const queued = this.#queued;
+        this.#queued = [];
+        for (const frame of queued) this.send(frame);
+        return;
+      }
+      case 'ready':
+        this.#env.hooks.onReady(this);
+        return;
+      case 'reject':
+        this.#env.hooks.onMismatch(this, effect.mismatch);
+        return;
+      case 'ignore-connect':
+        this.#env.hooks.onIgnored(this, 'connect');
+        return;
+      case 'replace':
+        this.#env.hooks.onReplaced(this, effect.connect);
+        return;
+      case 'end':
+        this.#end(effect.cause);
+        return;
+    }
+  }
+
+  #register(connect: ConnectMessage): void {
+    this.#connect = connect;
+    this.#isRegistering = true;
+    this.#env.hooks.onConnectAccepted(this, connect);
+    this.#env.register(connect, (ok, dataPeer) => {
+      this.#isRegistering = false;
+      if (ok) {
+        this.#remote = { isKvpeer: connect.kvpeer !== undefined, numBlocks: connect.numBlocks, dataPeer };
+        this.#step({ type: 'registered' });
+      } else {
+        this.#step({ type: 'registration-failed' });
+      }
+      this.#leave();
+    });
+  }
+
+  #end(cause: EndCause): void {
+    this.#queued = [];
+    // A peer that we refuse, or that is not there, is not told; one that left knows.
+    if (
+      cause !== 'mismatch' &&
+      cause !== 'peer-disconnected' &&
+      cause !== 'connection-lost' &&
+      cause !== 'refused'
+    ) {
+      this.#dealer.send(this.#env.disconnectFrame());
+    }
+    void this.#dealer.close();
+    this.#env.hooks.onEnd(this, cause);
+    this.consumer.end();
+    this.producer.end();
+    if (this.producer.isDrained()) this.#isProducerDrained = true;
+    this.#leave();
+  }
+
+  /** The last step, once: unregister the peer when nothing can be written to it any more. */
+  #leave(): void {
+    if (!this.isOver || !this.#isProducerDrained || this.#isRegistering || this.#hasLeft) return;
+    this.#hasLeft = true;
+    const dataPeer = this.#remote?.dataPeer;
+    if (dataPeer)
+      this.#env.unregister(dataPeer, () => {
+        this.#env.hooks.onGone(this);
+      });
+    else this.#env.hooks.onGone(this);
+  }
+}

@@ -1,0 +1,291 @@
+// All sessions of a node: who may have one, when a new one may begin, and who is left alone for a while.
+//
+//   acquire(address) ---- live session? yes -> it        no -> back-off? cap? -> refused, or dial
+//   onMessage(from)  ---- live session? yes -> receive   no -> only a valid `connect` within the caps makes one
+//
+// A session that ended may still be draining (writes of ours under way): the next one with that address begins when
+// it has gone, because our `connect` tells the peer that nothing of the earlier sessions can land any more.
+
+import type { ConnectMessage, IncomingMessage } from '../protocol/messages.js';
+import type { SlotSet } from '../shards/shard-client.js';
+import { Backoff } from './backoff.js';
+import type { EndCause, Mismatch } from './handshake.js';
+import { FAULTY_CAUSES } from './handshake.js';
+import type { RoleLog, SessionLimits, WriterIdentity } from './roles.js';
+import type { SessionEnvironment, SessionHooks } from './session.js';
+import { Session } from './session.js';
+
+/** Why there is no session for a request: its lookups and loads are misses. */
+export type Refusal = 'backoff' | 'peer-cap' | 'closed' | 'self';
+
+export interface SessionsOptions {
+  readonly localAddress: string;
+  readonly limits: SessionLimits;
+  readonly log: RoleLog;
+  readonly environment: Omit<SessionEnvironment, 'hooks' | 'isSuspected'>;
+  /** Counted under the reason; see observe/metrics. */
+  readonly countRejection: (reason: string) => void;
+  readonly countIgnored: (messageType: string) => void;
+  /** The identity under which a peer may write to this node, for the quarantine. */
+  readonly writerIdentity: (address: string, connect: ConnectMessage) => WriterIdentity;
+  /** A valid `connect` of a new session was accepted (design.md section 6 rule 2). */
+  readonly onWriterConnected: (writer: WriterIdentity) => void;
+  /** A timer: call tick() at this time. */
+  readonly wakeAt: (timeMs: number) => void;
+}
+
+/** A `connect` that waits until the predecessor has gone. */
+interface Waiting {
+  readonly connect: ConnectMessage | undefined;
+  readonly callbacks: ((session: Session | Refusal) => void)[];
+}
+
+export class Sessions {
+  readonly #options: SessionsOptions;
+  readonly #environment: SessionEnvironment;
+  readonly #backoff: Backoff;
+  readonly #live = new Map<string, Session>();
+  readonly #draining = new Map<string, Set<Session>>();
+  readonly #waiting = new Map<string, Waiting>();
+  #isClosed = false;
+  #isPaused = false;
+  #onEmpty: (() => void)[] = [];
+
+  constructor(options: SessionsOptions) {
+    this.#options = options;
+    this.#backoff = new Backoff(options.environment.times);
+    this.#environment = {
+      ...options.environment,
+      isSuspected: (address) => this.#backoff.isSuspected(address),
+      hooks: this.#hooks(),
+    };
+  }
+
+  get liveCount(): number {
+    return this.#live.size;
+  }
+
+  /** Sessions by handshake phase, and those that still drain. */
+  countByPhase(): Record<'dialling' | 'registering' | 'acknowledging' | 'ready' | 'draining', number> {
+    const counts = { dialling: 0, registering: 0, acknowledging: 0, ready: 0, draining: 0 };
+    for (const session of this.#live.values()) if (session.phase !== 'over') counts[session.phase]++;
+    for (const sessions of this.#draining.values()) counts.draining += sessions.size;
+    return counts;
+  }
+
+  sessions(): IterableIterator<Session> {
+    return this.#live.values();
+  }
+
+  /** Live ones and those that still drain. */
+  *all(): Generator<Session> {
+    yield* this.#live.values();
+    for (const sessions of this.#draining.values()) yield* sessions;
+  }
+
+  find(address: string): Session | undefined {
+    return this.#live.get(address);
+  }
+
+  /**
+   * The session with a peer that a request named: the live one, or a new one as soon as it may begin. `done` is called
+   * at once when nothing has to be waited for.
+   */
+  acquire(address: string, done: (session: Session | Refusal) => void): void {
+    const live = this.#live.get(address);
+    if (live) {
+      done(live);
+      return;
+    }
+    const refusal = this.#refusal(address);
+    if (refusal) done(refusal);
+    else this.#begin(address, undefined, done);
+  }
+
+  /** A message that the scanner accepted. */
+  onMessage(from: string, message: IncomingMessage): void {
+    const live = this.#live.get(from);
+    if (live) {
+      live.receive(message);
+      return;
+    }
+    if (message.type !== 'connect') {
+      this.#options.countIgnored(message.type);
+      return;
+    }
+    if (this.#isClosed || this.#isPaused) return;
+    if (from === this.#options.localAddress) {
+      this.#options.countRejection('own_identity');
+      return;
+    }
+    if (!this.#waiting.has(from) && this.#occupied() >= this.#options.limits.maxPeers) {
+      this.#options.countRejection('peer_cap');
+      this.#options.log.warn(
+        { peer: from, maxPeers: this.#options.limits.maxPeers },
+        'connect refused: the node has its most peers; raise --max-peers or use fewer',
+      );
+      return;
+    }
+    this.#backoff.onConnectFrom(from);
+    this.#begin(from, message, undefined);
+  }
+
+  /** A payload from a peer's identity broke the protocol. */
+  onProtocolError(from: string, detail: string): void {
+    const live = this.#live.get(from);
+    if (!live) return;
+    this.#options.log.warn({ peer: from, detail }, 'peer broke the protocol; its session ends');
+    live.end('protocol-error');
+  }
+
+  /** The connection under which the peer sends to us ended. */
+  onPeerGone(from: string): void {
+    this.#live.get(from)?.end('connection-lost');
+  }
+
+  onSettled(set: SlotSet): void {
+    for (const session of this.#live.values()) session.onSettled(set);
+  }
+
+  onDecoderFinished(kvRequestId: string): void {
+    for (const session of this.#live.values()) session.producer.onDecoderFinished(kvRequestId);
+  }
+
+  tick(nowMs: number): void {
+    for (const session of this.all()) session.tick(nowMs);
+  }
+
+  /** Ends every session with `disconnect` and waits until all have gone; new ones are held back until resume(). */
+  pause(cause: 'recycling' | 'closed', done: () => void): void {
+    this.#isPaused = true;
+    if (cause === 'closed') this.#isClosed = true;
+    for (const session of [...this.#live.values()]) session.end(cause);
+    for (const { callbacks } of this.#waiting.values()) for (const callback of callbacks) callback('closed');
+    this.#waiting.clear();
+    this.#onEmpty.push(done);
+    this.#checkEmpty();
+  }
+
+  resume(): void {
+    this.#isPaused = this.#isClosed;
+  }
+
+  #occupied(): number {
+    return this.#live.size + this.#waiting.size;
+  }
+
+  #refusal(address: string): Refusal | undefined {
+    if (this.#isClosed || this.#isPaused) return 'closed';
+    if (address === this.#options.localAddress) return 'self';
+    if (this.#backoff.isHeld(address, this.#environment.now())) return 'backoff';
+    if (!this.#waiting.has(address) && this.#occupied() >= this.#options.limits.maxPeers) {
+      this.#options.countRejection('peer_cap');
+      return 'peer-cap';
+    }
+    return undefined;
+  }
+
+  #begin(
+    address: string,
+    connect: ConnectMessage | undefined,
+    callback: ((session: Session | Refusal) => void) | undefined,
+  ): void {
+    if (this.#draining.has(address)) {
+      const known = this.#waiting.get(address);
+      this.#waiting.set(address, {
+        connect: connect ?? known?.connect,
+        callbacks: [...(known?.callbacks ?? []), ...(callback ? [callback] : [])],
+      });
+      return;
+    }
+    let session: Session;
+    try {
+      session = new Session(address, this.#environment);
+    } catch (error) {
+      // The transport refuses addresses that are no identity; the request that named one gets misses.
+      this.#options.countRejection('bad_address');
+      this.#options.log.warn(
+        { peer: address, reason: String(error) },
+        'no session: the address cannot be dialled',
+      );
+      callback?.('closed');
+      return;
+    }
+    this.#live.set(address, session);
+    callback?.(session);
+    if (connect) session.receive(connect);
+  }
+
+  #hooks(): SessionHooks {
+    return {
+      onReady: (session) => {
+        this.#backoff.onSuccess(session.address);
+        this.#options.log.info(
+          { peer: session.address, kvpeer: session.remote?.isKvpeer === true },
+          'session ready',
+        );
+      },
+      onMismatch: (session, mismatch) => {
+        this.#onMismatch(session, mismatch);
+      },
+      onEnd: (session, cause) => {
+        this.#onEnd(session, cause);
+      },
+      onGone: (session) => {
+        this.#onGone(session);
+      },
+      onReplaced: (session, connect) => {
+        this.#backoff.onConnectFrom(session.address);
+        this.#begin(session.address, connect, undefined);
+      },
+      onIgnored: (_session, messageType) => {
+        this.#options.countIgnored(messageType);
+      },
+      onConnectAccepted: (session, connect) => {
+        this.#options.onWriterConnected(this.#options.writerIdentity(session.address, connect));
+      },
+      wakeAt: this.#options.wakeAt,
+    };
+  }
+
+  #onMismatch(session: Session, mismatch: Mismatch): void {
+    this.#options.countRejection(`mismatch_${mismatch.field}`);
+    this.#options.log.warn(
+      { peer: session.address, field: mismatch.field, ours: mismatch.ours, theirs: mismatch.theirs },
+      `connect refused: ${mismatch.field} is ${JSON.stringify(mismatch.theirs)} there and ${JSON.stringify(mismatch.ours)} here; both nodes need the same`,
+    );
+  }
+
+  #onEnd(session: Session, cause: EndCause): void {
+    if (this.#live.get(session.address) === session) this.#live.delete(session.address);
+    const draining = this.#draining.get(session.address) ?? new Set();
+    draining.add(session);
+    this.#draining.set(session.address, draining);
+    const waitMs = FAULTY_CAUSES.has(cause)
+      ? this.#backoff.onFault(session.address, this.#environment.now())
+      : 0;
+    this.#options.log.info({ peer: session.address, cause, backoffMs: waitMs }, 'session ended');
+  }
+
+  #onGone(session: Session): void {
+    const draining = this.#draining.get(session.address);
+    draining?.delete(session);
+    if (draining && draining.size > 0) return;
+    this.#draining.delete(session.address);
+    const waiting = this.#waiting.get(session.address);
+    this.#waiting.delete(session.address);
+    if (waiting && !this.#isPaused) {
+      this.#begin(session.address, waiting.connect, (next) => {
+        for (const callback of waiting.callbacks) callback(next);
+      });
+    }
+    this.#checkEmpty();
+  }
+
+  #checkEmpty(): void {
+    if (this.#live.size > 0 || this.#draining.size > 0) return;
+    const callbacks = this.#onEmpty;
+    this.#onEmpty = [];
+    for (const callback of callbacks) callback();
+  }
+}

@@ -245,37 +245,33 @@ napi_value removePeer(napi_env env, napi_callback_info info) {
   return isRemoved;
 }
 
-// nixlPreparePairs(control, slotsOffset, indexesOffset, statusesOffset, count, wantedStatus, pairs) -> pair count.
-// Collects (slot, index) of the positions whose status byte is wantedStatus (all with statusesOffset -1) into `pairs`
-// (Int32Array of 2 * count), sorted so that neighbours merge. The lists in the mapping stay as they are: their order
-// is that of the keys.
+// nixlPreparePairs(control, slotsOffset, indexesOffset, statusesOffset, count, statusA, statusB, pairs) -> pair count.
+// Collects (slot, index) of the positions whose status byte is one of the two into `pairs` (Int32Array of 2 * count),
+// sorted so that neighbours merge. The lists in the mapping stay as they are: their order is that of the keys.
 napi_value preparePairs(napi_env env, napi_callback_info info) {
-  Arguments<7> args(env, info, "nixlPreparePairs");
+  Arguments<8> args(env, info, "nixlPreparePairs");
   const uint64_t control = args.uint32(0, "control");
   const uint64_t slotsOffset = args.integer(1, "slotsOffset", 0, kMaxSafeInteger);
   const uint64_t indexesOffset = args.integer(2, "indexesOffset", 0, kMaxSafeInteger);
-  double statusesOffset = -1;
-  if (args.ok() && (napi_get_value_double(env, args.value(3), &statusesOffset) != napi_ok || statusesOffset != -1)) {
-    statusesOffset = static_cast<double>(args.integer(3, "statusesOffset", 0, kMaxSafeInteger));
-  }
+  const uint64_t statusesOffset = args.integer(3, "statusesOffset", 0, kMaxSafeInteger);
   const size_t count = args.integer(4, "count", 0, kMaxPairs);
-  const auto wanted = static_cast<uint8_t>(args.integer(5, "wantedStatus", 0, 255));
+  const auto statusA = static_cast<uint8_t>(args.integer(5, "statusA", 0, UINT8_MAX));
+  const auto statusB = static_cast<uint8_t>(args.integer(6, "statusB", 0, UINT8_MAX));
   size_t length = 0;
-  auto* pairs = static_cast<BlockPair*>(args.typedArray(6, "pairs", napi_int32_array, &length));
+  auto* pairs = static_cast<BlockPair*>(args.typedArray(7, "pairs", napi_int32_array, &length));
   if (!args.ok()) return nullptr;
   const Mapping* mapping = findMapping(env, control);
   if (mapping == nullptr) return throwError(env, "nixlPreparePairs: no such mapping");
   const uint8_t* slots = mapping->at(slotsOffset, count * sizeof(int32_t));
   const uint8_t* indexes = mapping->at(indexesOffset, count * sizeof(int32_t));
-  const bool hasStatuses = statusesOffset >= 0;
-  const uint8_t* statuses = hasStatuses ? mapping->at(static_cast<uint64_t>(statusesOffset), count) : nullptr;
-  if (slots == nullptr || indexes == nullptr || (hasStatuses && statuses == nullptr)) {
+  const uint8_t* statuses = mapping->at(statusesOffset, count);
+  if (slots == nullptr || indexes == nullptr || statuses == nullptr) {
     return throwError(env, "nixlPreparePairs: a list reaches beyond the mapping");
   }
   if (length < 2 * count) return throwError(env, "nixlPreparePairs: pairs is too short");
   size_t pairCount = 0;
   for (size_t index = 0; index < count; ++index) {
-    if (hasStatuses && statuses[index] != wanted) continue;
+    if (statuses[index] != statusA && statuses[index] != statusB) continue;
     BlockPair pair;
     memcpy(&pair.local, slots + index * sizeof(int32_t), sizeof pair.local);
     memcpy(&pair.remote, indexes + index * sizeof(int32_t), sizeof pair.remote);
@@ -285,22 +281,17 @@ napi_value preparePairs(napi_env env, napi_callback_info info) {
   return toNumber(env, static_cast<double>(pairCount));
 }
 
-// nixlCheckDestinations(control, offset, count, numBlocks) -> position of the first bad one, or -1
-napi_value checkDestinations(napi_env env, napi_callback_info info) {
-  Arguments<4> args(env, info, "nixlCheckDestinations");
-  const uint64_t control = args.uint32(0, "control");
-  const uint64_t offset = args.integer(1, "offset", 0, kMaxSafeInteger);
-  const size_t count = args.integer(2, "count", 0, kMaxPairs);
-  const uint64_t numBlocks = args.integer(3, "numBlocks", 1, kMaxBlocks);
+// nixlFindBadPair(agent, peer, pairs, count) -> first pair outside the pool or the peer's blocks, or -1
+napi_value findBadPair(napi_env env, napi_callback_info info) {
+  Arguments<4> args(env, info, "nixlFindBadPair");
+  const SendAgent* agent = readAgent(env, args);
+  const uint32_t peer = readPeer(args, agent);
+  size_t length = 0;
+  auto* pairs = static_cast<const BlockPair*>(args.typedArray(2, "pairs", napi_int32_array, &length));
+  const size_t count = args.integer(3, "count", 0, kMaxPairs);
   if (!args.ok()) return nullptr;
-  const Mapping* mapping = findMapping(env, control);
-  if (mapping == nullptr) return throwError(env, "nixlCheckDestinations: no such mapping");
-  const uint8_t* list = mapping->at(offset, count * sizeof(int32_t));
-  if (list == nullptr) return throwError(env, "nixlCheckDestinations: the list reaches beyond the mapping");
-  // A copy: another thread may write the mapping between the check of an index and its use in the bitmap.
-  std::vector<int32_t> indexes(count);
-  memcpy(indexes.data(), list, count * sizeof(int32_t));
-  return toNumber(env, static_cast<double>(findBadDestination(indexes.data(), count, numBlocks)));
+  if (count > length / 2) return throwError(env, "nixlFindBadPair: the pairs reach beyond their array");
+  return toNumber(env, static_cast<double>(agent->findBadPair(peer, pairs, count)));
 }
 
 // nixlPost(agent, peer, pairs, first, count, result): one request from pair `first` on, at most `count` pairs
@@ -389,7 +380,7 @@ void registerNixl(napi_env env, napi_value exports) {
   exportFunction(env, exports, "nixlAddPeer", addPeer);
   exportFunction(env, exports, "nixlRemovePeer", removePeer);
   exportFunction(env, exports, "nixlPreparePairs", preparePairs);
-  exportFunction(env, exports, "nixlCheckDestinations", checkDestinations);
+  exportFunction(env, exports, "nixlFindBadPair", findBadPair);
   exportFunction(env, exports, "nixlPost", post);
   exportFunction(env, exports, "nixlWarmUp", warmUp);
   exportFunction(env, exports, "nixlPoll", poll);

@@ -242,44 +242,6 @@ void sortPairs(BlockPair* pairs, size_t count) {
   if (!std::is_sorted(pairs, pairs + count, isBefore)) std::sort(pairs, pairs + count, isBefore);
 }
 
-int64_t findBadDestination(const int32_t* indexes, size_t count, uint64_t numBlocks) {
-  for (size_t index = 0; index < count; ++index) {
-    if (indexes[index] < 0 || static_cast<uint64_t>(indexes[index]) >= numBlocks) return static_cast<int64_t>(index);
-  }
-  // Repetitions: one bit per block, kept between calls and cleared by walking the list again. The list comes from a
-  // request, so a bitmap for a huge peer (2 MiB for 16 million blocks) is only kept up to that size.
-  constexpr uint64_t kBitmapBlocks = 1ull << 24;
-  if (numBlocks > kBitmapBlocks) {
-    std::vector<std::pair<int32_t, uint32_t>> order(count);
-    for (size_t index = 0; index < count; ++index) order[index] = {indexes[index], static_cast<uint32_t>(index)};
-    std::sort(order.begin(), order.end());
-    int64_t first = -1;
-    for (size_t index = 1; index < count; ++index) {
-      if (order[index].first != order[index - 1].first) continue;
-      const int64_t position = order[index].second;
-      if (first < 0 || position < first) first = position;
-    }
-    return first;
-  }
-  thread_local std::vector<uint64_t> seen;
-  if (seen.size() * 64 < numBlocks) seen.resize((numBlocks + 63) / 64);
-  int64_t bad = -1;
-  size_t marked = 0;
-  for (; marked < count; ++marked) {
-    uint64_t& word = seen[static_cast<uint32_t>(indexes[marked]) / 64];
-    const uint64_t bit = 1ull << (static_cast<uint32_t>(indexes[marked]) % 64);
-    if ((word & bit) != 0) {
-      bad = static_cast<int64_t>(marked);
-      break;
-    }
-    word |= bit;
-  }
-  for (size_t index = 0; index < marked; ++index) {
-    seen[static_cast<uint32_t>(indexes[index]) / 64] &= ~(1ull << (static_cast<uint32_t>(indexes[index]) % 64));
-  }
-  return bad;
-}
-
 std::string agentNameIn(const uint8_t* blob, size_t bytes) {
   // "nixlSerDes|", then records of tag, 8-byte little-endian length, data and "|"; the first is the agent's name.
   static constexpr char kStart[] = "nixlSerDes|Agent";

@@ -107,9 +107,6 @@ class SendAgent {
 // Orders pairs by local slot (then remote), so that neighbours on both sides become one descriptor.
 void sortPairs(BlockPair* pairs, size_t count);
 
-// Position of the first index that is negative, not below numBlocks, or a repetition of an earlier one; -1 if none.
-int64_t findBadDestination(const int32_t* indexes, size_t count, uint64_t numBlocks);
-
 // The agent's name inside a metadata blob; empty when the blob does not begin as NIXL writes it.
 std::string agentNameIn(const uint8_t* blob, size_t bytes);
 

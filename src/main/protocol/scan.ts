@@ -1,0 +1,361 @@
+// From a payload to a message or a rejection: one walk over the map, then the rules of messages.ts for its type.
+
+import { announcement } from './announcement.js';
+import { DEFAULT_LIMITS, MAX_NUM_BLOCKS, type ProtocolLimits } from './limits.js';
+import { readHits, readIndexes, readKeys, tryHits, tryIndexes, tryKeys, type IndexList } from './lists.js';
+import {
+  MESSAGE_TYPES,
+  REJECTION_OUTCOMES,
+  type ConnectMessage,
+  type FetchMessage,
+  type IncomingMessage,
+  type KeyList,
+  type LookupMessage,
+  type LookupRespMessage,
+  type MessageType,
+  type RejectionReason,
+  type Rejection,
+  type ScanResult,
+} from './messages.js';
+import { kindOf, Reader, ScanFault } from './reader.js';
+
+const FIELD_NAMES = [
+  'type',
+  'kv_request_id',
+  'keys',
+  'round_seq',
+  'hits',
+  'block_indexes',
+  'success',
+  'ttl_ms',
+  'peer_id',
+  'agent_metadata',
+  'base_addr',
+  'num_blocks',
+  'block_len',
+  'config_fingerprint',
+  'hash_seed',
+  'kvpeer',
+] as const;
+
+type FieldName = (typeof FIELD_NAMES)[number];
+
+interface KnownField {
+  readonly name: FieldName;
+  readonly bytes: Buffer;
+}
+
+// Known names by their length, so that most names are told apart by one look at a list of one or two.
+const FIELDS_BY_LENGTH: (readonly KnownField[] | undefined)[] = [];
+for (const name of FIELD_NAMES) {
+  FIELDS_BY_LENGTH[name.length] = [
+    ...(FIELDS_BY_LENGTH[name.length] ?? []),
+    { name, bytes: Buffer.from(name, 'latin1') },
+  ];
+}
+
+const TYPES: ReadonlyMap<string, MessageType> = new Map(MESSAGE_TYPES.map((type) => [type, type]));
+const LONGEST_TYPE = 64;
+
+/** What the walk over the map has found: where each known field's last value begins, and the lists already read. */
+class Found {
+  type: string | undefined;
+  keys: KeyList | undefined;
+  hits: Uint8Array | undefined;
+  indexes: IndexList | undefined;
+  private readonly offsets: Partial<Record<FieldName, number>> = {};
+
+  constructor(readonly reader: Reader) {}
+
+  get messageType(): MessageType | undefined {
+    return this.type === undefined ? undefined : TYPES.get(this.type);
+  }
+
+  set(field: FieldName, offset: number): void {
+    this.offsets[field] = offset;
+  }
+
+  /** Moves the cursor to the field's value. */
+  has(field: FieldName): boolean {
+    const offset = this.offsets[field];
+    if (offset === undefined) return false;
+    this.reader.position = offset;
+    return true;
+  }
+
+  require(field: FieldName): Reader {
+    if (!this.has(field)) throw new ScanFault('invalid_field', `${field} is missing`);
+    return this.reader;
+  }
+}
+
+/**
+ * Reads one payload. Never throws; what is wrong with it comes back as a {@link Rejection}.
+ *
+ * The result borrows from `payload` where messages.ts says so. Time is bounded by its length and by
+ * `limits.skippedValues`; memory by its length times `keyBytes / 2` in the worst case (a list of empty keys).
+ */
+export function scan(payload: Buffer, limits: ProtocolLimits = DEFAULT_LIMITS): ScanResult {
+  const found = new Found(new Reader(payload, limits));
+  try {
+    if (payload.length > limits.messageBytes) {
+      throw new ScanFault(
+        'over_limit',
+        `the message has ${payload.length} bytes, at most ${limits.messageBytes} are allowed`,
+      );
+    }
+    walk(found);
+    return build(found);
+  } catch (fault) {
+    if (!(fault instanceof ScanFault)) throw fault;
+    return rejection(fault.reason, fault.message, found.messageType);
+  }
+}
+
+function rejection(reason: RejectionReason, detail: string, messageType: MessageType | undefined): Rejection {
+  return { type: 'rejected', reason, outcome: REJECTION_OUTCOMES[reason], detail, messageType };
+}
+
+function walk(found: Found): void {
+  const { reader } = found;
+  const head = reader.peek();
+  const entries = reader.enterMap();
+  if (entries === undefined) {
+    reader.skip();
+    requireEnd(reader);
+    throw new ScanFault('not_a_map', `the payload is ${kindOf(head)}`);
+  }
+  for (let i = 0; i < entries; i++) {
+    reader.step();
+    const field = readFieldName(reader);
+    if (field === undefined) reader.skip();
+    else walkField(found, field);
+  }
+  requireEnd(reader);
+}
+
+function requireEnd(reader: Reader): void {
+  if (reader.remaining > 0) {
+    throw new ScanFault('undecodable', `${reader.remaining} bytes behind the end of the value`);
+  }
+}
+
+function readFieldName(reader: Reader): FieldName | undefined {
+  const length = reader.enterText();
+  if (length === undefined) {
+    reader.skip();
+    return undefined;
+  }
+  const start = reader.position;
+  reader.position += length;
+  const candidates = FIELDS_BY_LENGTH[length];
+  if (candidates === undefined) return undefined;
+  for (const candidate of candidates) {
+    if (equals(reader.payload, start, candidate.bytes)) return candidate.name;
+  }
+  return undefined;
+}
+
+function equals(payload: Buffer, start: number, name: Buffer): boolean {
+  for (let i = 0; i < name.length; i++) {
+    if (payload[start + i] !== name[i]) return false;
+  }
+  return true;
+}
+
+function walkField(found: Found, field: FieldName): void {
+  const { reader } = found;
+  found.set(field, reader.position);
+  if (field === 'type') {
+    found.type = readType(reader);
+    return;
+  }
+  if (field === 'keys') {
+    found.keys = tryKeys(reader);
+    if (found.keys !== undefined) return;
+  } else if (field === 'hits') {
+    found.hits = tryHits(reader);
+    if (found.hits !== undefined) return;
+  } else if (field === 'block_indexes') {
+    found.indexes = tryIndexes(reader);
+    if (found.indexes !== undefined) return;
+  }
+  reader.skip();
+}
+
+/** The text under the cursor when it can be a type's name; the cursor ends behind the value in any case. */
+function readType(reader: Reader): string | undefined {
+  const length = reader.enterText();
+  if (length === undefined) {
+    reader.skip();
+    return undefined;
+  }
+  const start = reader.position;
+  reader.position += length;
+  return length > LONGEST_TYPE ? undefined : reader.payload.toString('latin1', start, reader.position);
+}
+
+function build(found: Found): IncomingMessage {
+  const type = found.messageType;
+  switch (type) {
+    case undefined:
+      throw new ScanFault('unknown_type', describeType(found));
+    case 'connect':
+      return connect(found);
+    case 'connect_ack':
+      return { type, peerId: found.require('peer_id').readText('peer_id', 1) };
+    case 'disconnect':
+      return { type };
+    case 'lookup':
+      return lookup(found);
+    case 'lookup_resp':
+      return lookupResp(found);
+    case 'fetch':
+      return fetch(found);
+    case 'transfer_done':
+      return {
+        type,
+        kvRequestId: kvRequestId(found),
+        success: found.require('success').readBoolean('success'),
+        roundSeq: roundSeq(found),
+      };
+    case 'abort_fetch':
+    case 'abort_ack':
+      return { type, kvRequestId: kvRequestId(found), roundSeq: roundSeq(found) };
+  }
+}
+
+function describeType(found: Found): string {
+  if (found.type !== undefined) return `type ${JSON.stringify(found.type)} is not known`;
+  if (!found.has('type')) return 'type is missing';
+  const head = found.reader.peek();
+  return `type is ${kindOf(head)}${kindOf(head) === 'text' ? `, longer than ${LONGEST_TYPE} bytes` : ''}`;
+}
+
+function connect(found: Found): ConnectMessage {
+  const peerId = found.require('peer_id').readText('peer_id', 1);
+  const agentMetadata = readMetadata(found.require('agent_metadata'));
+  const baseAddr = found.require('base_addr').readCount('base_addr');
+  const numBlocks = readPositive(found, 'num_blocks');
+  const blockLen = readPositive(found, 'block_len');
+  if (numBlocks > MAX_NUM_BLOCKS) {
+    throw new ScanFault('over_limit', `num_blocks is ${numBlocks}, at most ${MAX_NUM_BLOCKS} are allowed`);
+  }
+  if (baseAddr + numBlocks * blockLen > Number.MAX_SAFE_INTEGER) {
+    throw new ScanFault('over_limit', 'base_addr + num_blocks * block_len must be below 2^53');
+  }
+  return {
+    type: 'connect',
+    peerId,
+    agentMetadata,
+    baseAddr,
+    numBlocks,
+    blockLen,
+    configFingerprint: readFingerprint(found),
+    hashSeed: found.require('hash_seed').readText('hash_seed', 1),
+    kvpeer: found.has('kvpeer') ? announcement(found.reader) : undefined,
+  };
+}
+
+function readPositive(found: Found, field: FieldName): number {
+  const value = found.require(field).readCount(field);
+  if (value === 0) throw new ScanFault('invalid_field', `${field} must be above 0`);
+  return value;
+}
+
+function readMetadata(reader: Reader): Buffer {
+  const head = reader.peek();
+  const length = reader.enterBin();
+  if (length === undefined) {
+    throw new ScanFault('invalid_field', `agent_metadata must be bin, found ${kindOf(head)}`);
+  }
+  if (length > reader.limits.metadataBytes) {
+    throw new ScanFault(
+      'over_limit',
+      `agent_metadata has ${length} bytes, at most ${reader.limits.metadataBytes} are allowed`,
+    );
+  }
+  // A copy: it outlives the message, which may be much larger.
+  return Buffer.from(reader.payload.subarray(reader.position, reader.position + length));
+}
+
+/** vLLM takes any falsy value for "no opinion"; a value of another type that is not falsy can equal no fingerprint. */
+function readFingerprint(found: Found): string {
+  if (!found.has('config_fingerprint')) return '';
+  const { reader } = found;
+  switch (reader.peek()) {
+    case 0x00: // 0
+    case 0x80: // empty map
+    case 0x90: // empty array
+    case 0xc0: // nil
+    case 0xc2: // false
+      return '';
+    default:
+      return reader.readText('config_fingerprint', 0);
+  }
+}
+
+function kvRequestId(found: Found): string {
+  return found.require('kv_request_id').readText('kv_request_id', 1);
+}
+
+function roundSeq(found: Found): number {
+  return found.require('round_seq').readCount('round_seq');
+}
+
+function keys(found: Found): KeyList {
+  return found.keys ?? readKeys(found.require('keys'));
+}
+
+/** A number of an extension field; malformed counts as absent. */
+function extensionCount(found: Found, field: FieldName): number | undefined {
+  if (!found.has(field)) return undefined;
+  const value = found.reader.tryInteger();
+  return value === undefined || value < 0 || value > Number.MAX_SAFE_INTEGER ? undefined : value;
+}
+
+function lookup(found: Found): LookupMessage {
+  return {
+    type: 'lookup',
+    kvRequestId: kvRequestId(found),
+    keys: keys(found),
+    roundSeq: roundSeq(found),
+    ttlMs: extensionCount(found, 'ttl_ms'),
+  };
+}
+
+function lookupResp(found: Found): LookupRespMessage {
+  const id = kvRequestId(found);
+  const list = keys(found);
+  const hits = found.hits ?? readHits(found.require('hits'));
+  requireEqualLength('hits', hits.length, list);
+  return {
+    type: 'lookup_resp',
+    kvRequestId: id,
+    keys: list,
+    hits,
+    roundSeq: extensionCount(found, 'round_seq'),
+  };
+}
+
+function fetch(found: Found): FetchMessage {
+  const id = kvRequestId(found);
+  const list = keys(found);
+  const { indexes, overRangeCount } = found.indexes ?? readIndexes(found.require('block_indexes'));
+  requireEqualLength('block_indexes', indexes.length, list);
+  return {
+    type: 'fetch',
+    kvRequestId: id,
+    keys: list,
+    blockIndexes: indexes,
+    overRangeCount,
+    roundSeq: roundSeq(found),
+    ttlMs: extensionCount(found, 'ttl_ms'),
+  };
+}
+
+function requireEqualLength(field: string, length: number, list: KeyList): void {
+  if (length !== list.count) {
+    throw new ScanFault('invalid_field', `${field} has ${length} entries for ${list.count} keys`);
+  }
+}

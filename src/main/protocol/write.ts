@@ -1,0 +1,313 @@
+// From values to the bytes of a message: one exact-size buffer each, the same bytes as vLLM writes.
+//
+// Every call returns a fresh buffer that nobody writes to again: ZeroMQ sends by reference and does not say when it is
+// done. Fields have vLLM's order; extension fields follow behind the last one.
+
+import {
+  HIT,
+  MISS,
+  type ConnectMessage,
+  type Feature,
+  type KvpeerAnnouncement,
+  type VerbatimKeys,
+} from './messages.js';
+import { Writer, binBytes, intBytes, listHeadBytes, textBytes } from './writer.js';
+
+/** Contents of a `connect`; an undefined `kvpeer` makes it a plain one. */
+export type ConnectFields = Omit<ConnectMessage, 'type' | 'agentMetadata'> & {
+  readonly agentMetadata: Uint8Array;
+};
+
+/** Extension fields of `lookup` and `fetch`, for a peer that announced `ttl_ms`. */
+export interface DemandExtension {
+  readonly ttlMs?: number | undefined;
+}
+
+/** Extension fields of `lookup_resp`, for a peer that announced `round_seq`. */
+export interface AnswerExtension {
+  readonly roundSeq?: number | undefined;
+}
+
+// A field's name and, where it never changes, its value: encoded once.
+const name = (text: string): Buffer => encodedText(text);
+const NAME = {
+  kvRequestId: name('kv_request_id'),
+  keys: name('keys'),
+  hits: name('hits'),
+  blockIndexes: name('block_indexes'),
+  roundSeq: name('round_seq'),
+  success: name('success'),
+  ttlMs: name('ttl_ms'),
+  peerId: name('peer_id'),
+  agentMetadata: name('agent_metadata'),
+  baseAddr: name('base_addr'),
+  numBlocks: name('num_blocks'),
+  blockLen: name('block_len'),
+  configFingerprint: name('config_fingerprint'),
+  hashSeed: name('hash_seed'),
+  kvpeer: name('kvpeer'),
+} as const;
+
+const typed = (type: string): Buffer => Buffer.concat([encodedText('type'), encodedText(type)]);
+const TYPE = {
+  connect: typed('connect'),
+  connectAck: typed('connect_ack'),
+  disconnect: typed('disconnect'),
+  lookup: typed('lookup'),
+  lookupResp: typed('lookup_resp'),
+  fetch: typed('fetch'),
+  transferDone: typed('transfer_done'),
+  abortFetch: typed('abort_fetch'),
+  abortAck: typed('abort_ack'),
+} as const;
+
+function encodedText(text: string): Buffer {
+  const writer = new Writer(textBytes(text));
+  writer.text(text);
+  return writer.finish();
+}
+
+export function writeConnect(fields: ConnectFields): Buffer {
+  const extension = fields.kvpeer === undefined ? undefined : encodedAnnouncement(fields.kvpeer);
+  const size =
+    1 +
+    TYPE.connect.length +
+    NAME.peerId.length +
+    textBytes(fields.peerId) +
+    NAME.agentMetadata.length +
+    binBytes(fields.agentMetadata.length) +
+    NAME.baseAddr.length +
+    intBytes(fields.baseAddr) +
+    NAME.numBlocks.length +
+    intBytes(fields.numBlocks) +
+    NAME.blockLen.length +
+    intBytes(fields.blockLen) +
+    NAME.configFingerprint.length +
+    textBytes(fields.configFingerprint) +
+    NAME.hashSeed.length +
+    textBytes(fields.hashSeed) +
+    (extension === undefined ? 0 : NAME.kvpeer.length + extension.length);
+  const writer = new Writer(size);
+  writer.mapHead(extension === undefined ? 8 : 9);
+  writer.raw(TYPE.connect);
+  writer.raw(NAME.peerId);
+  writer.text(fields.peerId);
+  writer.raw(NAME.agentMetadata);
+  writer.bin(fields.agentMetadata);
+  writer.raw(NAME.baseAddr);
+  writer.int(fields.baseAddr);
+  writer.raw(NAME.numBlocks);
+  writer.int(fields.numBlocks);
+  writer.raw(NAME.blockLen);
+  writer.int(fields.blockLen);
+  writer.raw(NAME.configFingerprint);
+  writer.text(fields.configFingerprint);
+  writer.raw(NAME.hashSeed);
+  writer.text(fields.hashSeed);
+  if (extension !== undefined) {
+    writer.raw(NAME.kvpeer);
+    writer.raw(extension);
+  }
+  return writer.finish();
+}
+
+function encodedAnnouncement(announcement: KvpeerAnnouncement): Buffer {
+  const { version, incarnation, features } = announcement;
+  const scalar = (key: string, value: number | string): Buffer => {
+    const isNumber = typeof value === 'number';
+    const writer = new Writer(textBytes(key) + (isNumber ? intBytes(value) : textBytes(value)));
+    writer.text(key);
+    if (isNumber) writer.int(value);
+    else writer.text(value);
+    return writer.finish();
+  };
+  const flag = (feature: Feature): Buffer => Buffer.concat([encodedText(feature), Buffer.of(HIT)]);
+  return Buffer.concat([
+    Buffer.of(0x80 | (2 + features.length)),
+    scalar('version', version),
+    encodedText('incarnation'),
+    Buffer.of(0x84),
+    scalar('id', incarnation.id),
+    scalar('pid', incarnation.pid),
+    scalar('start_time', incarnation.startTime),
+    scalar('boot_id', incarnation.bootId),
+    ...features.map(flag),
+  ]);
+}
+
+export function writeConnectAck(peerId: string): Buffer {
+  const writer = new Writer(1 + TYPE.connectAck.length + NAME.peerId.length + textBytes(peerId));
+  writer.mapHead(2);
+  writer.raw(TYPE.connectAck);
+  writer.raw(NAME.peerId);
+  writer.text(peerId);
+  return writer.finish();
+}
+
+export function writeDisconnect(): Buffer {
+  const writer = new Writer(1 + TYPE.disconnect.length);
+  writer.mapHead(1);
+  writer.raw(TYPE.disconnect);
+  return writer.finish();
+}
+
+/**
+ * @param keys      packed keys, `count * keyBytes` bytes; copied
+ * @param keyBytes  length of one key
+ */
+export function writeLookup(
+  kvRequestId: string,
+  keys: Uint8Array,
+  keyBytes: number,
+  roundSeq: number,
+  extension: DemandExtension = {},
+): Buffer {
+  const { ttlMs } = extension;
+  const count = keys.length / keyBytes;
+  const size =
+    headBytes(TYPE.lookup, kvRequestId) +
+    NAME.keys.length +
+    keyListBytes(count, keyBytes) +
+    numberBytes(NAME.roundSeq, roundSeq) +
+    numberBytes(NAME.ttlMs, ttlMs);
+  const writer = new Writer(size);
+  writer.mapHead(ttlMs === undefined ? 4 : 5);
+  writeHead(writer, TYPE.lookup, kvRequestId);
+  writer.raw(NAME.keys);
+  writeKeyList(writer, keys, count, keyBytes);
+  writeNumber(writer, NAME.roundSeq, roundSeq);
+  writeNumber(writer, NAME.ttlMs, ttlMs);
+  return writer.finish();
+}
+
+/**
+ * @param keys   the request's `keys` array, repeated byte for byte
+ * @param flags  {@link HIT} or {@link MISS} for each key of the request; copied
+ */
+export function writeLookupResp(
+  kvRequestId: string,
+  keys: VerbatimKeys,
+  flags: Uint8Array,
+  extension: AnswerExtension = {},
+): Buffer {
+  const { roundSeq } = extension;
+  const size =
+    headBytes(TYPE.lookupResp, kvRequestId) +
+    NAME.keys.length +
+    (keys.arrayEnd - keys.arrayStart) +
+    NAME.hits.length +
+    listHeadBytes(flags.length) +
+    flags.length +
+    numberBytes(NAME.roundSeq, roundSeq);
+  const writer = new Writer(size);
+  writer.mapHead(roundSeq === undefined ? 4 : 5);
+  writeHead(writer, TYPE.lookupResp, kvRequestId);
+  writer.raw(NAME.keys);
+  writer.copy(keys.payload, keys.arrayStart, keys.arrayEnd);
+  writer.raw(NAME.hits);
+  writer.listHead(flags.length);
+  writer.raw(flags);
+  writeNumber(writer, NAME.roundSeq, roundSeq);
+  return writer.finish();
+}
+
+/**
+ * @param keys         packed keys, `count * keyBytes` bytes; copied. None: "the request is finished"
+ * @param blockIndexes slot for each key, in this node's numbering
+ */
+export function writeFetch(
+  kvRequestId: string,
+  keys: Uint8Array,
+  keyBytes: number,
+  blockIndexes: Int32Array,
+  roundSeq: number,
+  extension: DemandExtension = {},
+): Buffer {
+  const { ttlMs } = extension;
+  const count = blockIndexes.length;
+  let indexBytes = listHeadBytes(count);
+  for (const index of blockIndexes) indexBytes += intBytes(index);
+  const size =
+    headBytes(TYPE.fetch, kvRequestId) +
+    NAME.keys.length +
+    keyListBytes(count, keyBytes) +
+    NAME.blockIndexes.length +
+    indexBytes +
+    numberBytes(NAME.roundSeq, roundSeq) +
+    numberBytes(NAME.ttlMs, ttlMs);
+  const writer = new Writer(size);
+  writer.mapHead(ttlMs === undefined ? 5 : 6);
+  writeHead(writer, TYPE.fetch, kvRequestId);
+  writer.raw(NAME.keys);
+  writeKeyList(writer, keys, count, keyBytes);
+  writer.raw(NAME.blockIndexes);
+  writer.listHead(count);
+  for (const index of blockIndexes) writer.int(index);
+  writeNumber(writer, NAME.roundSeq, roundSeq);
+  writeNumber(writer, NAME.ttlMs, ttlMs);
+  return writer.finish();
+}
+
+export function writeTransferDone(kvRequestId: string, success: boolean, roundSeq: number): Buffer {
+  const writer = new Writer(
+    headBytes(TYPE.transferDone, kvRequestId) +
+      NAME.success.length +
+      1 +
+      numberBytes(NAME.roundSeq, roundSeq),
+  );
+  writer.mapHead(4);
+  writeHead(writer, TYPE.transferDone, kvRequestId);
+  writer.raw(NAME.success);
+  writer.byte(success ? HIT : MISS);
+  writeNumber(writer, NAME.roundSeq, roundSeq);
+  return writer.finish();
+}
+
+export function writeAbortFetch(kvRequestId: string, roundSeq: number): Buffer {
+  return writeRound(TYPE.abortFetch, kvRequestId, roundSeq);
+}
+
+export function writeAbortAck(kvRequestId: string, roundSeq: number): Buffer {
+  return writeRound(TYPE.abortAck, kvRequestId, roundSeq);
+}
+
+function writeRound(type: Buffer, kvRequestId: string, roundSeq: number): Buffer {
+  const writer = new Writer(headBytes(type, kvRequestId) + numberBytes(NAME.roundSeq, roundSeq));
+  writer.mapHead(3);
+  writeHead(writer, type, kvRequestId);
+  writeNumber(writer, NAME.roundSeq, roundSeq);
+  return writer.finish();
+}
+
+// Map head, type and id: how most messages begin.
+function headBytes(type: Buffer, kvRequestId: string): number {
+  return 1 + type.length + NAME.kvRequestId.length + textBytes(kvRequestId);
+}
+
+function writeHead(writer: Writer, type: Buffer, kvRequestId: string): void {
+  writer.raw(type);
+  writer.raw(NAME.kvRequestId);
+  writer.text(kvRequestId);
+}
+
+function numberBytes(field: Buffer, value: number | undefined): number {
+  return value === undefined ? 0 : field.length + intBytes(value);
+}
+
+function writeNumber(writer: Writer, field: Buffer, value: number | undefined): void {
+  if (value === undefined) return;
+  writer.raw(field);
+  writer.int(value);
+}
+
+function keyListBytes(count: number, keyBytes: number): number {
+  return listHeadBytes(count) + count * binBytes(keyBytes);
+}
+
+function writeKeyList(writer: Writer, keys: Uint8Array, count: number, keyBytes: number): void {
+  if (!Number.isInteger(count) || keys.length !== count * keyBytes || keyBytes > 255) {
+    throw new RangeError(`${keys.length} bytes are not ${count} keys of ${keyBytes} bytes`);
+  }
+  writer.listHead(count);
+  writer.keys(keys, count, keyBytes);
+}

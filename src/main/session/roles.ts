@@ -126,14 +126,17 @@ export interface ProducerRole {
   onAbortFetch(message: AbortFetchMessage): void;
   /** A PUBLISH or ABANDON completed somewhere in the node: parked lookups and parked fetches may look again. */
   onSettled(set: SlotSet): void;
+  /** Blocks of a `remote_decoder` id became READY: demand that waits for the id looks again at once. */
+  onDecoderStored(kvRequestId: string): void;
   /** The local request of a `remote_decoder` id ended, or its id was reaped: demand that is still unmet fails now. */
   onDecoderFinished(kvRequestId: string): void;
+  /** Also to be called after end(), until isDrained(). */
   tick(nowMs: number): void;
   /** The session is over, for whatever reason. Leases go; unfinished writes are handled as rules 2 and 9 say. */
   end(): void;
   /** True once end() was called and nothing of this session can be written any more (all serves ended or stopped). */
   isDrained(): boolean;
-  /** Called once when isDrained() becomes true. */
+  /** Called once when isDrained() becomes true; inside end() when nothing was under way. */
   onDrained: () => void;
   stats(): {
     readonly leaseCount: number;
@@ -227,6 +230,7 @@ export interface Joins {
 
 /** `remote_decoder` ids of this node: stored blocks are pinned for the id until fetched, the limit, or the end. */
 export interface DecoderRequests {
+  /** A local request with this id begins. */
   open(kvRequestId: string): void;
   /** Blocks of the request became READY; `set` holds their pins, owned by the id from here on. */
   addStored(kvRequestId: string, set: SlotSet): void;
@@ -237,14 +241,47 @@ export interface DecoderRequests {
   /** A fetch for the id completed: its pins go. */
   onFetched(kvRequestId: string): void;
   tick(nowMs: number): void;
+  /** To be handed to every session's producer (onDecoderStored). */
+  onStored: (kvRequestId: string) => void;
+  /** finish() was called or the id was reaped. To be handed to every session's producer (onDecoderFinished). */
+  onEnded: (kvRequestId: string) => void;
   readonly pinnedCount: number;
 }
 
-/** All peers' lookup pins together: at most half the pool, so that local stores always go on. */
+/**
+ * Slots that lookups of remote peers pin: at most `peerPinShare` of the pool for one peer, each slot counted once, and
+ * half the pool for all of them together, so that local stores always go on.
+ */
 export interface PinBudget {
-  /** How many pins a lookup of `peer` may take now, given what its leases pin by count. */
-  available(peerPinCount: number): number;
-  take(count: number): void;
-  give(count: number): void;
+  /** Most different slots that the lookups of one peer may pin. */
+  readonly peerLimit: number;
+  /** What all peers are charged with, in slots. */
   readonly total: number;
+  /** One for each session. */
+  openAccount(): PinAccount;
+}
+
+/**
+ * What one peer is charged with: an upper bound of the different slots it pins, kept without looking at slots. Pins
+ * are reserved before a match is asked for, so that matches in flight cannot together exceed what each was allowed.
+ */
+export interface PinAccount {
+  /** A match of `count` keys cannot exceed a limit, whatever it finds. */
+  fits(count: number): boolean;
+  /** Most different slots this peer may pin now, those it pins already included. */
+  readonly slotLimit: number;
+  /** Before a match of `count` keys; `slotLimit` if the match is held to it. Returns what to pass to settle(). */
+  reserve(count: number, slotLimit?: number): PinReservation;
+  /** After the match: `pinCount` pins were taken. */
+  settle(reservation: PinReservation, pinCount: number): void;
+  /** Pins were released. */
+  give(pinCount: number): void;
+  /** Pins held and reserved, duplicates included. */
+  readonly useCount: number;
+}
+
+export interface PinReservation {
+  readonly count: number;
+  /** By how many slots the charge grew. */
+  readonly charged: number;
 }

@@ -79,7 +79,7 @@ export interface NixlSender {
    * become one descriptor. Offsets are bytes in the control mapping; slots and indexes are int32, statuses are bytes.
    *
    * @param pairs room for 2 * count elements
-   * @returns the number of pairs
+   * @returns the number of pairs, or -1 when a slot is not below localNumBlocks or an index not below remoteNumBlocks
    */
   preparePairs(
     control: ControlHandle,
@@ -89,10 +89,10 @@ export interface NixlSender {
     count: number,
     statusA: number,
     statusB: number,
+    localNumBlocks: number,
+    remoteNumBlocks: number,
     pairs: Int32Array,
   ): number;
-  /** @returns the first pair whose slot is outside the pool or the peer's blocks, or -1 */
-  findBadPair(agent: SendAgentHandle, peer: NixlPeerHandle, pairs: Int32Array, count: number): number;
   /**
    * Writes pairs from `first` on as one request of at most 64 descriptors and 4 MiB (at least one block). The copy
    * happens in this call, over TCP too. Throws when one of the pairs is out of bounds.
@@ -155,7 +155,6 @@ interface NixlAddon {
   readonly nixlAddPeer: Nixl['addPeer'];
   readonly nixlRemovePeer: Nixl['removePeer'];
   readonly nixlPreparePairs: Nixl['preparePairs'];
-  readonly nixlFindBadPair: Nixl['findBadPair'];
   readonly nixlPost: Nixl['post'];
   readonly nixlWarmUp: Nixl['warmUp'];
   readonly nixlPoll: Nixl['poll'];
@@ -186,7 +185,6 @@ function wrap(addon: NixlAddon): Nixl {
     addPeer: addon.nixlAddPeer,
     removePeer: addon.nixlRemovePeer,
     preparePairs: addon.nixlPreparePairs,
-    findBadPair: addon.nixlFindBadPair,
     post: addon.nixlPost,
     warmUp: addon.nixlWarmUp,
     poll: addon.nixlPoll,

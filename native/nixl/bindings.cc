@@ -245,11 +245,12 @@ napi_value removePeer(napi_env env, napi_callback_info info) {
   return isRemoved;
 }
 
-// nixlPreparePairs(control, slotsOffset, indexesOffset, statusesOffset, count, statusA, statusB, pairs) -> pair count.
+// nixlPreparePairs(control, slotsOffset, indexesOffset, statusesOffset, count, statusA, statusB, localBlocks,
+//   remoteBlocks, pairs) -> pair count, or -1 when a slot or an index is out of range.
 // Collects (slot, index) of the positions whose status byte is one of the two into `pairs` (Int32Array of 2 * count),
 // sorted so that neighbours merge. The lists in the mapping stay as they are: their order is that of the keys.
 napi_value preparePairs(napi_env env, napi_callback_info info) {
-  Arguments<8> args(env, info, "nixlPreparePairs");
+  Arguments<10> args(env, info, "nixlPreparePairs");
   const uint64_t control = args.uint32(0, "control");
   const uint64_t slotsOffset = args.integer(1, "slotsOffset", 0, kMaxSafeInteger);
   const uint64_t indexesOffset = args.integer(2, "indexesOffset", 0, kMaxSafeInteger);
@@ -257,8 +258,10 @@ napi_value preparePairs(napi_env env, napi_callback_info info) {
   const size_t count = args.integer(4, "count", 0, kMaxPairs);
   const auto statusA = static_cast<uint8_t>(args.integer(5, "statusA", 0, UINT8_MAX));
   const auto statusB = static_cast<uint8_t>(args.integer(6, "statusB", 0, UINT8_MAX));
+  const uint64_t localBlocks = args.integer(7, "localBlocks", 1, kMaxBlocks);
+  const uint64_t remoteBlocks = args.integer(8, "remoteBlocks", 1, kMaxBlocks);
   size_t length = 0;
-  auto* pairs = static_cast<BlockPair*>(args.typedArray(7, "pairs", napi_int32_array, &length));
+  auto* pairs = static_cast<BlockPair*>(args.typedArray(9, "pairs", napi_int32_array, &length));
   if (!args.ok()) return nullptr;
   const Mapping* mapping = findMapping(env, control);
   if (mapping == nullptr) return throwError(env, "nixlPreparePairs: no such mapping");
@@ -275,23 +278,11 @@ napi_value preparePairs(napi_env env, napi_callback_info info) {
     BlockPair pair;
     memcpy(&pair.local, slots + index * sizeof(int32_t), sizeof pair.local);
     memcpy(&pair.remote, indexes + index * sizeof(int32_t), sizeof pair.remote);
+    if (!isInside(pair, localBlocks, remoteBlocks)) return toNumber(env, -1);
     pairs[pairCount++] = pair;
   }
   sortPairs(pairs, pairCount);
   return toNumber(env, static_cast<double>(pairCount));
-}
-
-// nixlFindBadPair(agent, peer, pairs, count) -> first pair outside the pool or the peer's blocks, or -1
-napi_value findBadPair(napi_env env, napi_callback_info info) {
-  Arguments<4> args(env, info, "nixlFindBadPair");
-  const SendAgent* agent = readAgent(env, args);
-  const uint32_t peer = readPeer(args, agent);
-  size_t length = 0;
-  auto* pairs = static_cast<const BlockPair*>(args.typedArray(2, "pairs", napi_int32_array, &length));
-  const size_t count = args.integer(3, "count", 0, kMaxPairs);
-  if (!args.ok()) return nullptr;
-  if (count > length / 2) return throwError(env, "nixlFindBadPair: the pairs reach beyond their array");
-  return toNumber(env, static_cast<double>(agent->findBadPair(peer, pairs, count)));
 }
 
 // nixlPost(agent, peer, pairs, first, count, result): one request from pair `first` on, at most `count` pairs
@@ -380,7 +371,6 @@ void registerNixl(napi_env env, napi_value exports) {
   exportFunction(env, exports, "nixlAddPeer", addPeer);
   exportFunction(env, exports, "nixlRemovePeer", removePeer);
   exportFunction(env, exports, "nixlPreparePairs", preparePairs);
-  exportFunction(env, exports, "nixlFindBadPair", findBadPair);
   exportFunction(env, exports, "nixlPost", post);
   exportFunction(env, exports, "nixlWarmUp", warmUp);
   exportFunction(env, exports, "nixlPoll", poll);

@@ -116,11 +116,7 @@ int64_t SendAgent::findBadPair(uint32_t peer, const BlockPair* pairs, size_t cou
   const uint64_t localBlocks = agent_->geometry().numBlocks;
   const uint64_t remoteBlocks = peers_.at(peer).span.numBlocks;
   for (size_t index = 0; index < count; ++index) {
-    const BlockPair pair = pairs[index];
-    if (pair.local < 0 || static_cast<uint64_t>(pair.local) >= localBlocks || pair.remote < 0 ||
-        static_cast<uint64_t>(pair.remote) >= remoteBlocks) {
-      return static_cast<int64_t>(index);
-    }
+    if (!isInside(pairs[index], localBlocks, remoteBlocks)) return static_cast<int64_t>(index);
   }
   return -1;
 }

@@ -22,6 +22,11 @@ struct BlockPair {
   int32_t remote;
 };
 
+inline bool isInside(BlockPair pair, uint64_t localBlocks, uint64_t remoteBlocks) {
+  return pair.local >= 0 && static_cast<uint64_t>(pair.local) < localBlocks && pair.remote >= 0 &&
+         static_cast<uint64_t>(pair.remote) < remoteBlocks;
+}
+
 struct TransferCounters {
   uint64_t postedRequests = 0;
   uint64_t postedBytes = 0;

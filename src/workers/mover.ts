@@ -1,0 +1,436 @@
+// Writes blocks to remote peers through NIXL: batches, polling, fairness between peers, and the hard stop.
+//
+// A mover belongs to one worker. It has a current send agent and, after a hard stop, retired ones:
+//
+//     serve()  -> queue of the peer -> poll() posts one request a call, peers in turn -> current agent
+//     hardStop() retires the agents with open requests to the peer: they are polled on for the sake of the other
+//                peers, at most RETIRED_MS, then destroyed, which is the only thing that stops a write in flight
+//
+// What a destroyed agent cuts of a healthy peer is posted again once, on the current agent.
+
+import type { ControlHandle, PoolHandle } from '../../native/index.js';
+import { NixlStatus, PostResult } from '../../native/nixl.js';
+import type { NixlPeerHandle, NixlSender } from '../../native/nixl.js';
+import { PositionStatus } from '../shared/operations.js';
+import { SendGeneration } from './send-generation.js';
+import type { OpenRequest } from './send-generation.js';
+import { MoverPeer, Serve } from './serve.js';
+import type { ServeStatus } from './serve.js';
+
+export type { ServeStatus } from './serve.js';
+
+/** Requests in flight per peer: enough to keep a connection busy between two polls. */
+export const MAX_OPEN_REQUESTS_PER_PEER = 4;
+/** How long a retired agent may go on for the sake of healthy peers. */
+export const RETIRED_MS = 1000;
+/** Ended requests that one poll reports per agent; more are seen by the next. */
+const ENDED_PER_POLL = 64;
+
+/** The writes of one SERVE. Offsets are bytes in the control mapping; the lists are read before serve() returns. */
+export interface ServeWork {
+  readonly opNumber: number;
+  readonly peerId: number;
+  /** int32 per position: the slot here. */
+  readonly slotsOffset: number;
+  /** int32 per position: the slot at the peer. */
+  readonly indexesOffset: number;
+  /** A byte per position: Pinned and Found ones are written. */
+  readonly statusesOffset: number;
+  readonly count: number;
+}
+
+export type AddPeerResult =
+  { readonly status: 'added' } | { readonly status: 'refused'; readonly reason: string };
+
+/** Called from inside the mover's methods, in this order: the serves of a peer before its stop or its removal. */
+export interface MoverEvents {
+  onServeEnd(opNumber: number, status: ServeStatus, bytesWritten: number, cutRequestCount: number): void;
+  /** No write to the peer is under way any more; what is in socket buffers may still land. */
+  onHardStopped(peerId: number): void;
+  /** A removal that had to wait is complete. */
+  onPeerRemoved(peerId: number): void;
+  /** Something that is no fault of the caller, for the log: an agent that could not be made, a lost connection. */
+  onTrouble(text: string): void;
+}
+
+export interface MoverOptions {
+  readonly nixl: NixlSender;
+  readonly control: ControlHandle;
+  readonly pool: PoolHandle;
+  readonly numBlocks: number;
+  readonly blockBytes: number;
+  readonly events: MoverEvents;
+  /** Monotonic milliseconds. */
+  readonly now: () => number;
+}
+
+export interface MoverCounters {
+  /** Requests cut by the destruction of their agent. */
+  cutRequestCount: number;
+  /** Cut requests to healthy peers that were posted again. */
+  repostedRequestCount: number;
+  /** Agents retired by a hard stop. */
+  retiredAgentCount: number;
+}
+
+export class Mover {
+  readonly counters: MoverCounters = { cutRequestCount: 0, repostedRequestCount: 0, retiredAgentCount: 0 };
+
+  private readonly peers = new Map<number, MoverPeer>();
+  private readonly serves = new Map<number, Serve>();
+  /** Oldest first; the current one, if there is one, is the last. */
+  private readonly generations: SendGeneration[] = [];
+  /** Peers with something to post, the one whose turn it is first. */
+  private readonly turns: MoverPeer[] = [];
+  private readonly result = new Int32Array(PostResult.Words);
+  private readonly ended = new Int32Array(2 * ENDED_PER_POLL);
+
+  constructor(private readonly options: MoverOptions) {}
+
+  /** Makes the first send agent, so that the first peer does not wait for it. @throws KVPEER_NIXL_UNAVAILABLE */
+  start(): void {
+    this.currentGeneration();
+  }
+
+  get peerCount(): number {
+    return this.peers.size;
+  }
+
+  get openRequestCount(): number {
+    return this.generations.reduce((sum, generation) => sum + generation.requests.size, 0);
+  }
+
+  /** 0 without open requests. */
+  get oldestOpenAgeMs(): number {
+    const posted = this.generations.flatMap((generation) => generation.oldestPostedAtMs() ?? []);
+    return posted.length === 0 ? 0 : this.options.now() - Math.min(...posted);
+  }
+
+  /** Loads a peer's metadata and, when it has a scratch page, makes its first write there. */
+  addPeer(
+    peerId: number,
+    blob: Uint8Array,
+    baseAddr: number,
+    numBlocks: number,
+    options: { readonly scratch: boolean },
+  ): AddPeerResult {
+    if (this.peers.has(peerId)) throw new RangeError(`peer ${peerId} is known already`);
+    const peer = new MoverPeer(peerId, blob.slice(), baseAddr, numBlocks, options.scratch);
+    try {
+      const generation = this.currentGeneration();
+      const handle = this.peerOn(generation, peer);
+      if (peer.hasScratch) this.warmUp(generation, handle, peer);
+    } catch (error) {
+      return { status: 'refused', reason: reasonOf(error) };
+    }
+    if (peer.isFailed) {
+      this.forget(peer);
+      return { status: 'refused', reason: 'the first write to it failed' };
+    }
+    this.peers.set(peerId, peer);
+    return { status: 'added' };
+  }
+
+  /**
+   * Forgets a peer: at once, or once its posted requests have ended or were stopped (then onPeerRemoved is called). What
+   * is not posted is dropped. An unknown peer counts as removed.
+   */
+  removePeer(peerId: number): 'removed' | 'waiting' {
+    const peer = this.peers.get(peerId);
+    if (peer === undefined) return 'removed';
+    this.dropUnposted(peer, 'cancelled');
+    if (peer.openCount === 0) {
+      this.forget(peer);
+      return 'removed';
+    }
+    peer.isLeaving = true;
+    return 'waiting';
+  }
+
+  /**
+   * Queues the writes of one serve, which ends with exactly one onServeEnd when the answer is 'accepted'.
+   *
+   * @returns 'badDestination' when a slot or an index is out of range (duplicates are the caller's to check)
+   */
+  serve(work: ServeWork): 'accepted' | 'unknownPeer' | 'badDestination' {
+    const peer = this.peers.get(work.peerId);
+    if (peer === undefined || peer.isLeaving) return 'unknownPeer';
+    const pairs = new Int32Array(2 * work.count);
+    const pairCount = this.options.nixl.preparePairs(
+      this.options.control,
+      work.slotsOffset,
+      work.indexesOffset,
+      work.statusesOffset,
+      work.count,
+      PositionStatus.Pinned,
+      PositionStatus.Found,
+      this.options.numBlocks,
+      peer.numBlocks,
+      pairs,
+    );
+    if (pairCount < 0) return 'badDestination';
+    const serve = new Serve(work.opNumber, peer, pairs, pairCount);
+    this.serves.set(serve.opNumber, serve);
+    peer.serves.add(serve);
+    if (peer.isFailed) serve.dropUnposted('failed');
+    if (peer.isStopping) serve.dropUnposted('stopped');
+    this.enqueue(serve);
+    this.endIfFinished(serve);
+    return 'accepted';
+  }
+
+  /** Drops what the serve has not posted; the posted parts run to their end. Ended and unknown serves are left alone. */
+  cancelUnposted(opNumber: number): void {
+    const serve = this.serves.get(opNumber);
+    if (serve === undefined) return;
+    serve.dropUnposted('cancelled');
+    this.endIfFinished(serve);
+  }
+
+  /**
+   * Cuts everything unfinished to the peer. Ends with onHardStopped, possibly before this returns; one call stands for
+   * all stops of the peer that were asked for meanwhile. An unknown peer has nothing to cut.
+   */
+  hardStop(peerId: number): void {
+    const peer = this.peers.get(peerId);
+    if (peer === undefined) {
+      this.options.events.onHardStopped(peerId);
+      return;
+    }
+    peer.isStopping = true;
+    this.dropUnposted(peer, 'stopped');
+    for (const generation of this.generations) {
+      if (!generation.hasRequestsTo(peer)) continue;
+      generation.stops.add(peer);
+      if (generation.retiredAtMs !== undefined) continue;
+      generation.retiredAtMs = this.options.now();
+      this.counters.retiredAgentCount += 1;
+    }
+    this.settle(peer);
+    this.destroyRetired();
+  }
+
+  /**
+   * One pass: posts at most one request (the caller looks at its ring between two posts), looks at every open request
+   * once, destroys the retired agents whose time has come.
+   *
+   * @returns whether anything moved
+   */
+  poll(): boolean {
+    let hasMoved = this.postNext();
+    // A copy: an agent without work left is taken out while we walk.
+    for (const generation of [...this.generations]) {
+      if (generation.requests.size === 0) continue;
+      const count = this.options.nixl.poll(generation.agent, this.ended);
+      for (let i = 0; i < count; i++) this.requestEnded(generation, this.ended[2 * i], this.ended[2 * i + 1]);
+      if (count > 0) hasMoved = true;
+    }
+    return this.destroyRetired() || hasMoved;
+  }
+
+  /** Destroys every agent. Serves that have not ended are stopped. */
+  close(): void {
+    for (const peer of this.peers.values()) {
+      this.dropUnposted(peer, 'stopped');
+      for (const generation of this.generations) generation.stops.add(peer);
+    }
+    for (const generation of [...this.generations]) this.destroy(generation);
+    this.peers.clear();
+  }
+
+  private currentGeneration(): SendGeneration {
+    const last = this.generations.at(-1);
+    if (last !== undefined && last.retiredAtMs === undefined) return last;
+    const { nixl, pool, numBlocks, blockBytes } = this.options;
+    const generation = new SendGeneration(nixl.createSendAgent(pool, numBlocks, blockBytes));
+    this.generations.push(generation);
+    return generation;
+  }
+
+  private peerOn(generation: SendGeneration, peer: MoverPeer): NixlPeerHandle {
+    const known = generation.peers.get(peer);
+    if (known !== undefined) return known;
+    const { agent, peers } = generation;
+    const handle = this.options.nixl.addPeer(
+      agent,
+      peer.blob,
+      peer.baseAddr,
+      peer.numBlocks,
+      peer.hasScratch,
+    );
+    peers.set(peer, handle);
+    return handle;
+  }
+
+  private warmUp(generation: SendGeneration, handle: NixlPeerHandle, peer: MoverPeer): void {
+    this.options.nixl.warmUp(generation.agent, handle, this.result);
+    const request = { peer, serve: undefined, first: 0, count: 0, isAgain: false };
+    this.posted(generation, { ...request, postedAtMs: this.options.now() });
+  }
+
+  private enqueue(serve: Serve): void {
+    if (serve.unposted.length === 0) return;
+    const { peer } = serve;
+    if (!peer.queue.includes(serve)) peer.queue.push(serve);
+    if (!this.turns.includes(peer)) this.turns.push(peer);
+  }
+
+  private postNext(): boolean {
+    for (let tried = 0; tried < this.turns.length; tried++) {
+      const peer = this.turns[0];
+      this.turns.shift();
+      const serve = nextServe(peer);
+      if (serve === undefined) {
+        tried -= 1;
+        continue;
+      }
+      this.turns.push(peer);
+      if (peer.openCount >= MAX_OPEN_REQUESTS_PER_PEER) continue;
+      this.postPart(serve);
+      return true;
+    }
+    return false;
+  }
+
+  private postPart(serve: Serve): void {
+    const { peer, pairs } = serve;
+    const range = serve.unposted[0];
+    let generation: SendGeneration;
+    try {
+      generation = this.currentGeneration();
+      const handle = this.peerOn(generation, peer);
+      this.options.nixl.post(generation.agent, handle, pairs, range.first, range.count, this.result);
+    } catch (error) {
+      this.failPeer(peer, reasonOf(error));
+      return;
+    }
+    const count = this.result[PostResult.TakenCount];
+    const { first, isAgain } = range;
+    range.first += count;
+    range.count -= count;
+    if (range.count === 0) serve.unposted.shift();
+    this.posted(generation, { peer, serve, first, count, isAgain, postedAtMs: this.options.now() });
+  }
+
+  /** Books the request that `this.result` tells of. */
+  private posted(generation: SendGeneration, request: OpenRequest): void {
+    const id = this.result[PostResult.RequestId];
+    request.peer.openCount += 1;
+    if (request.serve !== undefined) request.serve.openCount += 1;
+    if (id !== 0) generation.requests.set(id, request);
+    else this.finish(request, this.result[PostResult.Status]);
+  }
+
+  private requestEnded(generation: SendGeneration, id: number, status: number): void {
+    const request = generation.requests.get(id);
+    if (request === undefined) throw new Error(`NIXL request ${id} ended, but it is not open`);
+    generation.requests.delete(id);
+    this.finish(request, status);
+  }
+
+  private finish(request: OpenRequest, status: number): void {
+    const { peer, serve } = request;
+    peer.openCount -= 1;
+    if (serve !== undefined) {
+      serve.openCount -= 1;
+      if (status === NixlStatus.Done) serve.bytesWritten += request.count * this.options.blockBytes;
+      else serve.lose(peer.isStopping ? 'stopped' : 'failed');
+    }
+    if (status !== NixlStatus.Done) this.failPeer(peer, this.options.nixl.statusText(status));
+    if (serve !== undefined) this.endIfFinished(serve);
+    this.settle(peer);
+  }
+
+  private failPeer(peer: MoverPeer, reason: string): void {
+    if (!peer.isFailed) this.options.events.onTrouble(`a write to peer ${peer.id} failed: ${reason}`);
+    peer.isFailed = true;
+    this.dropUnposted(peer, 'failed');
+  }
+
+  private dropUnposted(peer: MoverPeer, reason: 'cancelled' | 'stopped' | 'failed'): void {
+    for (const serve of [...peer.serves]) {
+      serve.dropUnposted(reason);
+      this.endIfFinished(serve);
+    }
+  }
+
+  private endIfFinished(serve: Serve): void {
+    if (!serve.isFinished || !this.serves.delete(serve.opNumber)) return;
+    serve.peer.serves.delete(serve);
+    const { opNumber, status, bytesWritten, cutRequestCount } = serve;
+    this.options.events.onServeEnd(opNumber, status, bytesWritten, cutRequestCount);
+  }
+
+  /** Completes a stop and a removal once the peer's last request is gone. */
+  private settle(peer: MoverPeer): void {
+    if (peer.openCount > 0) return;
+    if (peer.isStopping) {
+      peer.isStopping = false;
+      for (const generation of this.generations) generation.stops.delete(peer);
+      this.options.events.onHardStopped(peer.id);
+    }
+    if (peer.isLeaving) {
+      peer.isLeaving = false;
+      this.forget(peer);
+      this.options.events.onPeerRemoved(peer.id);
+    }
+  }
+
+  private forget(peer: MoverPeer): void {
+    this.peers.delete(peer.id);
+    for (const { agent, peers } of this.generations) {
+      const handle = peers.get(peer);
+      if (handle !== undefined) this.options.nixl.removePeer(agent, handle);
+      peers.delete(peer);
+    }
+  }
+
+  private destroyRetired(): boolean {
+    const due = this.generations.filter(
+      (generation) =>
+        generation.retiredAtMs !== undefined &&
+        (!generation.hasOtherRequests() || this.options.now() - generation.retiredAtMs >= RETIRED_MS),
+    );
+    for (const generation of due) this.destroy(generation);
+    return due.length > 0;
+  }
+
+  private destroy(generation: SendGeneration): void {
+    this.options.nixl.destroySendAgent(generation.agent);
+    this.generations.splice(this.generations.indexOf(generation), 1);
+    generation.peers.clear();
+    const cut = [...generation.requests.values()];
+    generation.requests.clear();
+    for (const request of cut) this.requestCut(request, generation.stops.has(request.peer));
+    for (const peer of new Set(cut.map((request) => request.peer))) this.settle(peer);
+  }
+
+  private requestCut(request: OpenRequest, isPeerStopped: boolean): void {
+    const { peer, serve, first, count } = request;
+    peer.openCount -= 1;
+    this.counters.cutRequestCount += 1;
+    if (serve === undefined) return;
+    serve.openCount -= 1;
+    serve.cutRequestCount += 1;
+    if (isPeerStopped) {
+      serve.lose('stopped');
+    } else if (request.isAgain || serve.isEnding || peer.isFailed || peer.isLeaving) {
+      serve.lose('failed');
+    } else {
+      serve.unposted.unshift({ first, count, isAgain: true });
+      this.counters.repostedRequestCount += 1;
+      this.enqueue(serve);
+    }
+    this.endIfFinished(serve);
+  }
+}
+
+/** The peer's oldest serve that still has something to post; those that have not are taken out. */
+function nextServe(peer: MoverPeer): Serve | undefined {
+  while (peer.queue.length > 0 && peer.queue[0].unposted.length === 0) peer.queue.shift();
+  return peer.queue[0];
+}
+
+function reasonOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

@@ -7,6 +7,9 @@ import { Problem, lastLines, run, say, seconds } from './steps.mjs';
 
 const STEP = 'packages';
 
+/** npm's own pauses make it take over a minute to find that there is no network. */
+const SHORT_RETRIES = ['--fetch-retry-mintimeout=1000', '--fetch-retry-maxtimeout=5000'];
+
 /**
  * Whether node_modules holds what the lock file asks for. npm notes what it installed in a second lock file there.
  *
@@ -60,7 +63,7 @@ export async function installPackages(root) {
   }
   const startMs = performance.now();
   say(STEP, 'installing with npm ci');
-  await npm(root, ['ci', '--ignore-scripts', '--include=dev', '--no-audit', '--no-fund']);
+  await npm(root, ['ci', '--ignore-scripts', '--include=dev', '--no-audit', '--no-fund', ...SHORT_RETRIES]);
   const loads = () => run(process.execPath, ['-e', "require('zeromq')"], { cwd: root });
   if ((await loads()).status !== 0) {
     say(STEP, 'zeromq has no addon for this machine, building it');
@@ -84,7 +87,9 @@ async function npm(root, args) {
   const { command, args: first } = npmCommand(process.env);
   const { status, output } = await run(command, [...first, ...args], { cwd: root });
   if (status === 0) return;
-  const reason = `npm ${args[0]} failed:\n${lastLines(output, 12)}`;
+  // The errors without their stack; the first ones tell the reason.
+  const errors = output.split('\n').filter((line) => /^npm error (?! *at )/.test(line));
+  const reason = `npm ${args[0]} failed:\n${lastLines(errors.slice(0, 6).join('\n'), 6)}`;
   if (status === 127) throw new Problem('npm was not found.', 'install npm, which comes with Node.');
   if (/ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|network/i.test(output)) {
     throw new Problem(

@@ -15,10 +15,11 @@ export const NIXL_SYSTEM_LIBRARIES = ['libssl.so.3', 'libcrypto.so.3', 'libz.so.
 /**
  * The package of each piece, by family of distributions.
  *
- * @type {Record<string, { install: string, packages: Record<string, string> }>}
+ * @type {Record<string, { ids: RegExp, install: string, packages: Record<string, string> }>}
  */
 const DISTRIBUTIONS = {
   debian: {
+    ids: /debian|ubuntu/,
     install: 'apt-get install -y',
     packages: {
       compiler: 'g++',
@@ -31,6 +32,7 @@ const DISTRIBUTIONS = {
     },
   },
   fedora: {
+    ids: /fedora|rhel/,
     install: 'dnf install -y',
     packages: {
       compiler: 'gcc-c++',
@@ -60,10 +62,8 @@ const PLAIN_NAMES = {
  */
 export function missingProblem(missing, osRelease) {
   const reasons = missing.map(({ reason }) => reason).join('\n        ');
-  const ids = /^ID_LIKE=(.*)$/m.exec(osRelease)?.[1] + ' ' + /^ID=(.*)$/m.exec(osRelease)?.[1];
-  const family =
-    Object.keys(DISTRIBUTIONS).find((name) => ids.includes(name)) ??
-    (/rhel/.test(ids) ? 'fedora' : undefined);
+  const ids = [...osRelease.matchAll(/^ID(?:_LIKE)?=(.*)$/gm)].map((match) => match[1]).join(' ');
+  const family = Object.keys(DISTRIBUTIONS).find((name) => DISTRIBUTIONS[name].ids.test(ids));
   if (family === undefined) {
     /** @type {Record<string, string>} */
     const names = PLAIN_NAMES;

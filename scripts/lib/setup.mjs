@@ -45,14 +45,11 @@ export async function setUp(root, nixl) {
  */
 async function requireMachine(root, nixl) {
   const missing = isNativeBuilt(root) ? [] : await missingForNative(process.env);
-  if (
-    nixl === 'required' &&
-    resolveNixl(process.env, root).kind === 'missing' &&
-    !process.env['KVPEER_NIXL_DIR']
-  ) {
-    const reasons = missing.map(({ reason }) => reason);
-    const more = await missingForNixl(process.env);
-    missing.push(...more.filter(({ reason }) => !reasons.includes(reason)));
+  const library = nixl === 'required' ? resolveNixl(process.env, root) : undefined;
+  if (library?.kind === 'missing') {
+    // A wrong KVPEER_NIXL_DIR is not mended by a fetch.
+    if (process.env['KVPEER_NIXL_DIR']) throw new Problem(library.reason, library.remedy);
+    missing.push(...(await missingForNixl(process.env)));
   }
   refuseMissing(missing);
 }

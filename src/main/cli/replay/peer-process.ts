@@ -1,0 +1,108 @@
+// The parent's handle on one peer process: starts it, calls it, and knows when it is gone.
+import { fork, type ChildProcess } from 'node:child_process';
+import { KvpeerError } from '../../errors.js';
+import type { AnswerMessage, CallMessage, PeerCallName, PeerCalls } from './messages.js';
+
+/** An error that a peer process answered with; `code` is that of the error there. */
+export class PeerCallError extends Error {
+  override readonly name = 'PeerCallError';
+  readonly code: string;
+
+  constructor(code: string, message: string) {
+    super(message);
+    this.code = code;
+  }
+}
+
+interface OpenCall {
+  readonly resolve: (answer: unknown) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** A forked peer. Every call ends: with an answer, with the error it met there, or with KVPEER_PEER_LOST. */
+export class PeerProcess {
+  readonly id: number;
+  /** Settles when the process is gone; undefined when it left after `close`, else what happened to it. */
+  readonly gone: Promise<KvpeerError | undefined>;
+  readonly #child: ChildProcess;
+  readonly #calls = new Map<number, OpenCall>();
+  #lastCall = 0;
+  #isClosing = false;
+  #lost: KvpeerError | undefined;
+
+  /** @param entry  the program of the process, dist/src/main/cli/replay/child.js */
+  constructor(id: number, entry: URL) {
+    this.id = id;
+    // What a peer prints goes to our error output: standard output is the report's alone.
+    this.#child = fork(entry, { stdio: ['ignore', 2, 2, 'ipc'] });
+    this.#child.on('message', (message) => {
+      this.#settle(message as AnswerMessage);
+    });
+    this.gone = new Promise((resolve) => {
+      this.#child.once('error', (error) => {
+        resolve(this.#lose(`could not be started or reached: ${error.message}`));
+      });
+      this.#child.once('exit', (status, signal) => {
+        const how = signal === null ? `status ${String(status)}` : `signal ${signal}`;
+        if (this.#isClosing && status === 0) resolve(undefined);
+        else
+          resolve(
+            this.#lose(
+              `ended with ${how} ${this.#isClosing ? 'when it was closed' : 'before the replay did'}`,
+            ),
+          );
+      });
+    });
+  }
+
+  /**
+   * @throws PeerCallError with the code of the error in the peer process
+   * @throws KVPEER_PEER_LOST when the process is gone or goes before it answers
+   */
+  call<Name extends PeerCallName>(
+    name: Name,
+    argument: PeerCalls[Name]['argument'],
+  ): Promise<PeerCalls[Name]['answer']> {
+    if (this.#lost !== undefined) return Promise.reject(this.#lost);
+    const call = ++this.#lastCall;
+    return new Promise((resolve, reject) => {
+      this.#calls.set(call, { resolve: resolve as OpenCall['resolve'], reject });
+      const message = { call, name, argument } as CallMessage;
+      // A failed send is followed by 'exit' or 'error', which settle the call.
+      this.#child.send(message, () => undefined);
+    });
+  }
+
+  /** Lets the peer say good-bye and unmap; ends the process by force after `timeoutMs`. Returns when it is gone. */
+  async close(timeoutMs: number): Promise<void> {
+    this.#isClosing = true;
+    this.call('close', null).catch(() => undefined);
+    const timer = setTimeout(() => {
+      this.kill();
+    }, timeoutMs);
+    await this.gone;
+    clearTimeout(timer);
+  }
+
+  kill(): void {
+    this.#child.kill('SIGKILL');
+  }
+
+  #settle(message: AnswerMessage): void {
+    const open = this.#calls.get(message.call);
+    if (open === undefined) return;
+    this.#calls.delete(message.call);
+    if ('error' in message) open.reject(new PeerCallError(message.error.code, message.error.message));
+    else open.resolve(message.answer);
+  }
+
+  #lose(how: string): KvpeerError {
+    this.#lost ??= new KvpeerError(
+      'KVPEER_PEER_LOST',
+      `peer ${this.id} (pid ${this.#child.pid ?? 'none'}) ${how}; its output above says more`,
+    );
+    for (const open of this.#calls.values()) open.reject(this.#lost);
+    this.#calls.clear();
+    return this.#lost;
+  }
+}

@@ -112,8 +112,12 @@ export interface RoleContext {
   wakeAt(timeMs: number): void;
   /** The peer broke the protocol: counted, logged, `disconnect` sent, session ended (the roles' end() is called later, not inside). */
   protocolError(detail: string): void;
-  /** Undefined until the peer's `connect` was accepted. */
+  /** Undefined until the data plane has registered the peer. */
   remote(): RemotePeer | undefined;
+  /** Whether frames have ever left this session towards the peer's roles: it acknowledged us. */
+  hasSent(): boolean;
+  /** Under which identity the peer writes here; undefined until its `connect` was accepted. */
+  writer(): WriterIdentity | undefined;
 }
 
 /**

@@ -108,6 +108,11 @@ export class Session {
     return this.#remote;
   }
 
+  /** The peer acknowledged us at some time: what we sent may have reached its roles. */
+  get hasSent(): boolean {
+    return this.#maySend;
+  }
+
   /** The peer's accepted `connect`. */
   get connect(): ConnectMessage | undefined {
     return this.#connect;

@@ -16,12 +16,11 @@ import type {
   TransferDoneMessage,
 } from '../protocol/messages.js';
 import { HIT, MISS } from '../protocol/messages.js';
-import { keyListOf } from '../protocol/scan.js';
 import { writeAbortFetch, writeFetch, writeLookup } from '../protocol/write.js';
 import type { KeySpan } from '../shards/shard-client.js';
 import type { LoadHost, LoadOutcome } from './load.js';
 import { Load } from './load.js';
-import { applyAnswer, packKeys } from './lookup-match.js';
+import { applyAnswer, askedKeys, packKeys } from './lookup-match.js';
 import type {
   ConsumerRole,
   Joins,
@@ -66,7 +65,6 @@ interface IdState {
 export class Consumer implements ConsumerRole {
   readonly #context: RoleContext;
   readonly #quarantine: Quarantine;
-  readonly #joins: Joins;
   readonly #rounds: RoundMemory;
   readonly #ids = new Map<string, IdState>();
   /** Lookups in the order of their deadlines (which are all equally far). */
@@ -78,7 +76,6 @@ export class Consumer implements ConsumerRole {
   constructor(context: RoleContext, quarantine: Quarantine, joins: Joins) {
     this.#context = context;
     this.#quarantine = quarantine;
-    this.#joins = joins;
     this.#rounds = new RoundMemory(context.times.rememberedMs);
     this.#loadHost = { context, joins, quarantine };
   }
@@ -121,7 +118,7 @@ export class Consumer implements ConsumerRole {
     const lookup: OpenLookup = {
       state,
       round: state.round,
-      asked: keyListOf(frame, shards.keyBytes),
+      asked: askedKeys(frame, shards.keyBytes),
       statuses: new Uint8Array(count),
       openCount: count,
       startedMs: now,
@@ -139,11 +136,17 @@ export class Consumer implements ConsumerRole {
     if (keys.count === 0 || this.#isOver) {
       const slots = new Int32Array(keys.count).fill(-1);
       if (keys.count > 0) this.#context.counters.miss('peer-down', keys.count);
-      done({ slots, pins: [], loadedCount: 0, pulledCount: 0, ...(keys.count > 0 ? { reason: 'peer-down' } : {}) });
+      done({
+        slots,
+        pins: [],
+        loadedCount: 0,
+        pulledCount: 0,
+        ...(keys.count > 0 ? { reason: 'peer-down' } : {}),
+      });
       return;
     }
     const state = this.#stateOf(kvRequestId);
-    const load = new Load(this.#loadHost, keys, options, {
+    const load: Load = new Load(this.#loadHost, kvRequestId, keys, options, {
       fetch: (fetchKeys, indexes) => this.#fetch(state, load, fetchKeys, indexes),
       nothingToFetch: () => {
         state.starting.delete(load);
@@ -204,7 +207,9 @@ export class Consumer implements ConsumerRole {
     this.#endLookups(state, undefined, undefined);
     if (state.isProbed) {
       const none = new Uint8Array(0);
-      this.#context.send(writeFetch(state.id, none, this.#context.shards.keyBytes, new Int32Array(0), state.round));
+      this.#context.send(
+        writeFetch(state.id, none, this.#context.shards.keyBytes, new Int32Array(0), state.round),
+      );
       state.isProbed = false;
       state.round++;
     }
@@ -282,7 +287,8 @@ export class Consumer implements ConsumerRole {
     const wasWanted = lookup.done !== undefined;
     remove(state.lookups, lookup);
     this.#endLookup(lookup, 'lookup-deadline');
-    const isRoundWanted = state.starting.size > 0 || state.lookups.some((other) => other.round === state.round);
+    const isRoundWanted =
+      state.starting.size > 0 || state.lookups.some((other) => other.round === state.round);
     if (wasWanted && lookup.round === state.round && !isRoundWanted) this.#giveUp(state);
     this.#forgetIfIdle(state);
   }
@@ -291,7 +297,7 @@ export class Consumer implements ConsumerRole {
     this.#isOver = true;
     for (const state of [...this.#ids.values()]) {
       this.#endLookups(state, undefined, 'peer-down');
-      for (const load of [...state.starting, ...state.loads.values()]) load.onSessionEnd(state.id);
+      for (const load of [...state.starting, ...state.loads.values()]) load.onSessionEnd();
     }
     this.#ids.clear();
     this.#deadlines.clear();

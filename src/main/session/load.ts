@@ -42,6 +42,7 @@ type Phase =
 
 export class Load {
   readonly #host: LoadHost;
+  readonly #kvRequestId: string;
   readonly #keys: KeySpan;
   readonly #options: LoadOptions;
   readonly #calls: LoadCalls;
@@ -50,15 +51,18 @@ export class Load {
   #hasResult = false;
   #isCancelled = false;
   #deadlineMs: number;
-  budgetMs: number;
+  /** How long the transfer may take, by its size. */
+  readonly budgetMs: number;
 
-  constructor(host: LoadHost, keys: KeySpan, options: LoadOptions, calls: LoadCalls) {
+  constructor(host: LoadHost, kvRequestId: string, keys: KeySpan, options: LoadOptions, calls: LoadCalls) {
     this.#host = host;
+    this.#kvRequestId = kvRequestId;
     this.#keys = keys;
     this.#options = options;
     this.#calls = calls;
     this.#startedMs = host.context.now();
-    this.budgetMs = host.context.times.loadMs + (keys.count * host.context.shards.blockBytes) / SLOWEST_BYTES_PER_MS;
+    this.budgetMs =
+      host.context.times.loadMs + (keys.count * host.context.shards.blockBytes) / SLOWEST_BYTES_PER_MS;
     this.#deadlineMs = this.#startedMs + this.budgetMs;
   }
 
@@ -158,27 +162,19 @@ export class Load {
         this.#host.context.wakeAt(phase.deadlineMs);
       }
     } else if (phase.name === 'draining') {
-      if (nowMs >= phase.deadlineMs) this.#toQuarantine(phase.set, phase.round, undefined);
+      if (nowMs >= phase.deadlineMs) this.#toQuarantine(phase.set, phase.round);
       else this.#host.context.wakeAt(phase.deadlineMs);
     }
   }
 
-  onSessionEnd(kvRequestId: string): void {
+  onSessionEnd(): void {
     const phase = this.#phase;
     this.#isCancelled = true;
     if (phase.name === 'fetching' || phase.name === 'draining') {
       if (phase.name === 'fetching') this.#host.context.counters.miss('peer-down', phase.set.reservedCount);
-      this.#toQuarantine(phase.set, phase.round, kvRequestId);
+      this.#toQuarantine(phase.set, phase.round);
     }
     this.#resultFromPool('peer-down');
-  }
-
-  #kvRequestId: string | undefined;
-
-  /** For the quarantine's books. */
-  named(kvRequestId: string): this {
-    this.#kvRequestId = kvRequestId;
-    return this;
   }
 
   #drain(phase: { readonly set: SlotSet; readonly round: number }, reason: MissReason): void {
@@ -190,7 +186,7 @@ export class Load {
     this.#resultFromPool(reason);
   }
 
-  #toQuarantine(set: SlotSet, round: number, kvRequestId: string | undefined): void {
+  #toQuarantine(set: SlotSet, round: number): void {
     const { context, quarantine } = this.#host;
     this.#phase = { name: 'settling', round };
     // A fetch that never left, or a peer without a data plane, cannot bring a write.
@@ -200,9 +196,10 @@ export class Load {
         address: context.address,
         incarnation: undefined,
         agentName: '',
+        isOnThisHost: true,
         process: undefined,
       };
-      quarantine.add(set, writer, { kvRequestId: kvRequestId ?? this.#kvRequestId ?? '', round });
+      quarantine.add(set, writer, { kvRequestId: this.#kvRequestId, round });
       this.#end(round);
     } else {
       this.#giveBack(set, round);
@@ -222,7 +219,13 @@ export class Load {
     this.#phase = { name: 'settling', round: undefined };
     this.#host.context.counters.miss(reason, this.#keys.count);
     this.#calls.nothingToFetch();
-    this.#deliver({ slots: new Int32Array(this.#keys.count).fill(-1), pins: [], loadedCount: 0, pulledCount: 0, reason });
+    this.#deliver({
+      slots: new Int32Array(this.#keys.count).fill(-1),
+      pins: [],
+      loadedCount: 0,
+      pulledCount: 0,
+      reason,
+    });
     this.#end(undefined);
   }
 
@@ -288,7 +291,11 @@ export class Load {
 }
 
 /** The keys whose positions are Reserved, packed, and their slots. */
-function reservedOf(span: KeySpan, set: SlotSet, keyBytes: number): { keys: Uint8Array; indexes: Int32Array } {
+function reservedOf(
+  span: KeySpan,
+  set: SlotSet,
+  keyBytes: number,
+): { keys: Uint8Array; indexes: Int32Array } {
   const { keys, positions } = subsetOf(span, set, keyBytes, PositionStatus.Reserved, set.reservedCount);
   const { slots } = set;
   return { keys, indexes: positions.map((position) => slots[position]) };

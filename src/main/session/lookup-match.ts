@@ -1,8 +1,17 @@
 // Which open lookup an answer belongs to, and which of its keys it answers.
 
 import type { KeyList } from '../protocol/messages.js';
+import { DEFAULT_LIMITS } from '../protocol/limits.js';
 import { HIT, MISS } from '../protocol/messages.js';
+import { scan } from '../protocol/scan.js';
 import type { KeySpan } from '../shards/shard-client.js';
+
+/** The `keys` array of a `lookup` frame that this node wrote. */
+export function askedKeys(frame: Buffer, keyBytes: number): KeyList {
+  const message = scan(frame, { ...DEFAULT_LIMITS, keyBytes });
+  if (message.type !== 'lookup') throw new Error(`own lookup frame does not scan: ${message.type}`);
+  return message.keys;
+}
 
 /** Packed keys, `count * keyBytes` bytes: a copy without gaps, or the span itself when it has none. */
 export function packKeys(span: KeySpan, keyBytes: number): Uint8Array {
@@ -23,12 +32,7 @@ export function packKeys(span: KeySpan, keyBytes: number): Uint8Array {
  * @param asked  the `keys` array of the request as it was sent
  * @returns how many positions got their first answer; 0 when the answer is for other keys
  */
-export function applyAnswer(
-  asked: KeyList,
-  statuses: Uint8Array,
-  answer: KeyList,
-  hits: Uint8Array,
-): number {
+export function applyAnswer(asked: KeyList, statuses: Uint8Array, answer: KeyList, hits: Uint8Array): number {
   if (answer.count === asked.count && isVerbatim(asked, answer)) {
     let answeredCount = 0;
     for (let i = 0; i < statuses.length; i++) {
@@ -43,7 +47,13 @@ export function applyAnswer(
 
 function isVerbatim(asked: KeyList, answer: KeyList): boolean {
   return (
-    asked.payload.compare(answer.payload, answer.arrayStart, answer.arrayEnd, asked.arrayStart, asked.arrayEnd) === 0
+    asked.payload.compare(
+      answer.payload,
+      answer.arrayStart,
+      answer.arrayEnd,
+      asked.arrayStart,
+      asked.arrayEnd,
+    ) === 0
   );
 }
 

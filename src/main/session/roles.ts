@@ -203,7 +203,9 @@ export interface WriterIdentity {
   readonly incarnation: string | undefined;
   /** NIXL agent name in the peer's metadata, as far as it can be told; a plain peer's identity. */
   readonly agentName: string;
-  /** Same host: the process whose exit ends the quarantine. */
+  /** A stopped process of this host may go on writing by CMA when it is continued, whatever we do to our agent. */
+  readonly isOnThisHost: boolean;
+  /** Same host and pid namespace: the process whose exit ends the quarantine. */
   readonly process: { readonly pid: number; readonly startTime: number } | undefined;
 }
 

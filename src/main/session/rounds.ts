@@ -1,15 +1,4 @@
-// The rounds of a consumer's ids at one peer: which round is current, and what has been asked in it.
-
-/**
- * A round is one lookup-then-fetch cycle. It is closed by its fetch or by giving it up; either way the id goes on with
- * the next number, never back.
- */
-export interface Rounds {
-  /** Number of the current round. */
-  current: number;
-  /** A `lookup` was sent in the current round: the peer may hold pins for it. */
-  isProbed: boolean;
-}
+// The next round number of ids that this node has used at one peer.
 
 /**
  * Round numbers outlive their requests: an id that comes back soon goes on where it stopped, so that nothing late of

@@ -1,9 +1,12 @@
 // Under which identity a peer may write into this node's slots: what the quarantine is keyed by.
 
 import { createHash } from 'node:crypto';
+import { isIP } from 'node:net';
+import { networkInterfaces } from 'node:os';
 
 import { isAlive, readBootId } from '../identity.js';
 import type { ConnectMessage } from '../protocol/messages.js';
+import { hostOf } from './backoff.js';
 import type { WriterIdentity } from './roles.js';
 
 /** See WriterIdentity. `process` is set only when the announced process is visible here now: pid namespaces differ. */
@@ -14,8 +17,18 @@ export function writerIdentity(address: string, connect: ConnectMessage): Writer
     address,
     incarnation: incarnation?.id,
     agentName: agentNameOf(connect.agentMetadata),
+    isOnThisHost: isVisible || (incarnation === undefined && isLocalHost(hostOf(address))),
     process: isVisible ? { pid: incarnation.pid, startTime: incarnation.startTime } : undefined,
   };
+}
+
+/** A plain peer does not say where it runs; an address of this host, or a name (which may be one), counts as here. */
+function isLocalHost(host: string): boolean {
+  const bare = host.replace(/^\[|\]$/g, '');
+  if (isIP(bare) === 0 || bare === '::1' || bare.startsWith('127.')) return true;
+  return Object.values(networkInterfaces()).some(
+    (list) => list?.some(({ address }) => address === bare) === true,
+  );
 }
 
 const AGENT_TAG = Buffer.from('nixlSerDes|Agent');

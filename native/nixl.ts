@@ -17,6 +17,8 @@ export interface ReceiveAgent {
   /** Globally unique. */
   readonly name: string;
   readonly metadata: Uint8Array;
+  /** Address of slot 0. */
+  readonly baseAddr: number;
 }
 
 /** NIXL's word on a request. Negative: failed; nixlStatusText() has the words. */

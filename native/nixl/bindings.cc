@@ -154,6 +154,8 @@ void completeWork(napi_env env, napi_status, void* data) {
   setProperty(env, result, "handle", toNumber(env, handle));
   setProperty(env, result, "name", toText(env, work->agent->name()));
   setProperty(env, result, "metadata", metadata);
+  setProperty(env, result, "baseAddr",
+              toNumber(env, static_cast<double>(reinterpret_cast<uintptr_t>(work->agent->poolBase()))));
   agents.receive.emplace(handle, std::move(work->agent));
   napi_resolve_deferred(env, work->deferred, result);
 }
@@ -167,7 +169,7 @@ napi_value queueWork(napi_env env, const char* name, std::unique_ptr<AgentWork> 
   return promise;
 }
 
-// nixlCreateReceiveAgent(libraryPath, pool, numBlocks, blockBytes) -> Promise<{handle, name, metadata}>
+// nixlCreateReceiveAgent(libraryPath, pool, numBlocks, blockBytes) -> Promise<{handle, name, metadata, baseAddr}>
 napi_value createReceiveAgent(napi_env env, napi_callback_info info) {
   Arguments<4> args(env, info, "nixlCreateReceiveAgent");
   auto work = std::make_unique<AgentWork>();

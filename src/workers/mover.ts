@@ -401,7 +401,8 @@ export class Mover {
     generation.peers.clear();
     const cut = [...generation.requests.values()];
     generation.requests.clear();
-    for (const request of cut) this.requestCut(request, generation.stops.has(request.peer));
+    // The last first: each cut part goes to the front of its serve.
+    for (const request of cut.toReversed()) this.requestCut(request, generation.stops.has(request.peer));
     for (const peer of new Set(cut.map((request) => request.peer))) this.settle(peer);
   }
 

@@ -4,6 +4,7 @@ import { basename, dirname, resolve } from 'node:path';
 import { Command, InvalidArgumentError, Option } from 'commander';
 import { KvpeerError } from '../errors.js';
 import { hostMemory, memoryBound } from '../shards/memory-limits.js';
+import { EXIT_FAILED, EXIT_OK } from './exit-codes.js';
 import { renderPage } from './replay/html.js';
 import { loadTrace } from './replay/load-trace.js';
 import { runReplay } from './replay/orchestrator.js';
@@ -143,7 +144,7 @@ async function replay(flags: ReplayFlags): Promise<number> {
     process.stdout.write(formatReport(report));
     await writeReports(flags, report, tally, end.signal !== undefined);
     if (end.signal !== undefined) return SIGNAL_STATUS[end.signal];
-    return findProblems(report).length === 0 ? 0 : 1;
+    return findProblems(report).length === 0 ? EXIT_OK : EXIT_FAILED;
   } finally {
     progress.stop();
     end.release();

@@ -12,6 +12,7 @@ export interface Progress {
 }
 
 const LINE_EVERY_MS = 5000;
+const FIRST_LINE_MS = 1000;
 
 /** @param output  where to show it; the report has standard output for itself, so normally standard error */
 export function makeProgress(output: NodeJS.WriteStream): Progress {
@@ -27,7 +28,9 @@ class BarProgress implements Progress {
     this.#bar = new SingleBar(
       {
         stream: output,
-        format: 'replay {bar} {percentage} % | {value}/{total} requests | {hits} | {eta_formatted} left',
+        format: '{bar} {percentage} % | {value}/{total} requests, {eta_formatted} left | {hits}',
+        // Leaves room for the counts on a terminal of 100 columns.
+        barsize: 20,
         hideCursor: true,
         // The command ends the bar itself, also after a signal.
         gracefulExit: false,
@@ -65,7 +68,7 @@ class LineProgress implements Progress {
 
   start(total: number): void {
     this.#total = total;
-    this.#lastMs = performance.now();
+    this.#lastMs = performance.now() - LINE_EVERY_MS + FIRST_LINE_MS;
   }
 
   update(tally: ReplayTally): void {

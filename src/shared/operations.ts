@@ -18,7 +18,7 @@ export const Opcode = {
   Match: 1,
   /** Unpin every PINNED position. Any worker. */
   Release: 2,
-  /** Find or insert every key. To the owners of the keys' shards, same extent; the last one completes. */
+  /** Find or insert every key. arg0 = chain position of key 0. To the owners, same extent; the last one completes. */
   Reserve: 3,
   /** RESERVED positions become READY; with KEEP_PINS they become PINNED positions. Owners. */
   Publish: 4,
@@ -26,7 +26,7 @@ export const Opcode = {
   Abandon: 5,
   /** QUARANTINED positions become FREE. Owners. */
   Unquarantine: 6,
-  /** READY blocks with these keys and no pin are evicted. Owners. */
+  /** READY blocks with these keys and no pin are evicted: their positions become FOUND. Owners. */
   Evict: 7,
   /** Write the PINNED positions to a remote peer's slots. arg0 = peerId. The mover that holds the peer. */
   Serve: 8,
@@ -50,7 +50,10 @@ export const Opcode = {
   Checksum: 17,
   /** Compare RESERVED positions with the checksums given in the extent; a damaged one becomes DAMAGED. Any worker. */
   VerifyChecksum: 18,
-  /** Rebuild the shard from its slot records after its owner died: RESERVED positions of the extent stay WRITING. */
+  /**
+   * Rebuild the shard's index and free list from its slot records: the first operation of a replaced owner, and of an
+   * adopted pool. arg0 = RebuildMode. The extent is working space: REBUILD_BATCH_KEYS positions with packed keys.
+   */
   Rebuild: 19,
 } as const;
 export type Opcode = (typeof Opcode)[keyof typeof Opcode];
@@ -140,7 +143,10 @@ export const ExtentFlag = {
 export const ExtentWord = {
   /** Bit w set by worker w as the last store of its part: its pins and records are complete (design: worker death). */
   Recorded: 0,
-  /** Owners that have not finished; the one that takes it to 0 posts the completion. */
+  /**
+   * Bit w: worker w has a part of the operation and has not finished it. The one whose Atomics.and() takes it to 0
+   * posts the completion. Bits, not a count: after a worker's death it must be plain whose part is done.
+   */
   OwnersLeft: 1,
   /** First outcome that is not Ok wins (compare-and-swap from 0). */
   Outcome: 2,
@@ -162,6 +168,16 @@ export const ExtentWord = {
   Bytes: 15,
 } as const;
 export const EXTENT_HEADER_BYTES = 64;
+/** Leases that one Match or Serve may name. */
+export const MAX_LEASES = 1024;
+
+/**
+ * What Rebuild keeps. Replaced: READY with its pins; WRITING and QUARANTINED slots that main has marked as owned by a
+ * live extent (all visited bits set, which have no other meaning in these phases). Adopted: READY, without pins.
+ */
+export const RebuildMode = { Replaced: 0, Adopted: 1 } as const;
+export type RebuildMode = (typeof RebuildMode)[keyof typeof RebuildMode];
+export const REBUILD_BATCH_KEYS = 1024;
 
 /** AddPeer: the peer's scratch page exists (arg2 bit 0). The base address is a float64 at this offset of the key area. */
 export const ADD_PEER_SCRATCH = 1;

@@ -13,6 +13,8 @@ export interface KeySpan {
   readonly stride: number;
   readonly count: number;
   readonly foreign?: Uint8Array | undefined;
+  /** Position of key 0 in its chain of blocks (default 0). Reservations keep it: of equals, the deepest block is evicted. */
+  readonly chainStart?: number | undefined;
 }
 
 /**

@@ -1,0 +1,546 @@
+// The owner's side of a shard: find-or-insert, publish, abandon, evict, rebuild. One worker runs this for its shard.
+
+/*
+ * Order of stores (design: memory). A slot becomes findable last and stops being findable first:
+ *
+ *     reserve   key, chain position, link  ->  WRITING  ->  entry's tag  ->  entry's slot  ->  slot and status in the extent
+ *     publish   WRITING -> READY (one store, with the pin when there is one)  ->  status in the extent
+ *     abandon   entry's slot = 0  ->  FREE, generation + 1 (or QUARANTINED)   ->  status in the extent
+ *     evict     READY without pins -> FREE, generation + 1 (one compare-and-swap)  ->  entry's slot = 0  ->  free list
+ *
+ * The status in the extent comes last, so a thread that dies in the middle leaves a position that still asks for the
+ * step. publish, abandon and unquarantine can be run again on the same extent and do only what is left.
+ */
+
+import { Counter, type WorkerCounters } from '../shared/counters.js';
+import { ExtentMemory } from '../shared/extent.js';
+import {
+  BUCKET_BYTES,
+  BUCKET_ENTRIES,
+  HASH_WORDS,
+  RECORD_CHAIN_POSITION,
+  RECORD_KEY,
+  RECORD_KEY_LENGTH,
+  RECORD_LINK_A,
+  SCRATCH_BYTES,
+  firstSlotOfShard,
+  recordOffset,
+  workerScratch,
+} from '../shared/layout.js';
+import { ExtentWord, PositionStatus, REBUILD_BATCH_KEYS, RebuildMode } from '../shared/operations.js';
+import {
+  GENERATION_COUNT,
+  MAX_VISITED,
+  Phase,
+  type SlotTable,
+  generationOf,
+  packState,
+  phaseOf,
+  pinsOf,
+  visitedOf,
+} from '../shared/slot-state.js';
+import { ClockPolicy, type EvictionPolicy, type ScanBudget } from './eviction.js';
+
+/** Hashes keys of an extent into the worker's scratch area (native `hashKeys`): HASH_WORDS words per key. */
+export type HashKeys = (extent: number, first: number, count: number) => void;
+
+/** Keys that fit the scratch area at once. */
+const BATCH_KEYS = SCRATCH_BYTES / (HASH_WORDS * 4);
+/** Slots looked at for eviction in one operation, at most this many and this many more per key. */
+const SCAN_PER_OPERATION = 65_536;
+const SCAN_PER_KEY = 64;
+const MAX_CHAIN_POSITION = 255;
+
+const NO_SLOT = -1;
+
+export class ShardSlots {
+  readonly firstSlot: number;
+  readonly slotCount: number;
+  private readonly shard: number;
+  private readonly table: SlotTable;
+  private readonly memory: ExtentMemory;
+  private readonly words: Int32Array;
+  private readonly bytes: Uint8Array;
+  private readonly keyBytes: number;
+  private readonly counters: WorkerCounters;
+  private readonly hashKeys: HashKeys;
+  private readonly policy: EvictionPolicy;
+  /** Index in `words` of the first word that hashKeys writes. */
+  private readonly scratchWord: number;
+  /** Index in `words` of the shard's first bucket. */
+  private readonly indexWord: number;
+
+  /** Free slots that were used before; those from `untouched` on never were, and their memory is not touched yet. */
+  private readonly freeStack: Int32Array;
+  private freeCount = 0;
+  private untouched = 0;
+  private writingCount = 0;
+  private quarantinedCount = 0;
+
+  private readonly missing = new Int32Array(BATCH_KEYS);
+  private readonly taken = new Int32Array(BATCH_KEYS);
+
+  constructor(
+    table: SlotTable,
+    memory: ExtentMemory,
+    shard: number,
+    counters: WorkerCounters,
+    hashKeys: HashKeys,
+    policy?: EvictionPolicy,
+  ) {
+    const { layout } = table;
+    this.table = table;
+    this.memory = memory;
+    this.words = table.words;
+    this.bytes = table.bytes;
+    this.shard = shard;
+    this.keyBytes = layout.keyBytes;
+    this.counters = counters;
+    this.hashKeys = hashKeys;
+    this.firstSlot = firstSlotOfShard(layout, shard);
+    this.slotCount = layout.slotsPerShard;
+    this.policy = policy ?? new ClockPolicy(table, this.firstSlot, this.slotCount);
+    this.scratchWord = workerScratch(layout, shard) / 4;
+    this.indexWord = (layout.indexOffset + shard * layout.bucketsPerShard * BUCKET_BYTES) / 4;
+    this.freeStack = new Int32Array(this.slotCount);
+    this.reportGauges();
+  }
+
+  /**
+   * Inserts every key of this shard whose status is Miss (a native match has pinned what is READY before): Reserved,
+   * Pending when it is being written, or Full. A list's last blocks get the slots that the eviction hand meets first.
+   *
+   * @param chainStart chain position of key 0
+   */
+  reserve(extent: number, chainStart: number): void {
+    const count = this.memory.header(extent, ExtentWord.Count);
+    const budget: ScanBudget = { left: SCAN_PER_OPERATION + SCAN_PER_KEY * count };
+    for (let first = 0; first < count; first += BATCH_KEYS) {
+      this.reserveBatch(extent, first, Math.min(BATCH_KEYS, count - first), chainStart, budget);
+    }
+    this.reportGauges();
+  }
+
+  private reserveBatch(
+    extent: number,
+    first: number,
+    count: number,
+    chainStart: number,
+    budget: ScanBudget,
+  ): void {
+    const statuses = this.memory.statusesAt(extent) + first;
+    this.hashKeys(extent, first, count);
+    let missing = 0;
+    for (let i = 0; i < count; i += 1) {
+      if (
+        this.bytes[statuses + i] === PositionStatus.Miss &&
+        this.words[this.scratchWord + i * HASH_WORDS] === this.shard
+      ) {
+        this.missing[missing] = i;
+        missing += 1;
+      }
+    }
+    let taken = 0;
+    while (taken < missing) {
+      const slot = this.takeSlot(budget);
+      if (slot === NO_SLOT) break;
+      this.taken[taken] = slot;
+      taken += 1;
+    }
+    for (let j = 0; j < missing; j += 1) {
+      const i = this.missing[j];
+      const used = this.reserveOne(
+        extent,
+        first + i,
+        this.scratchWord + i * HASH_WORDS,
+        chainStart,
+        taken === 0 ? NO_SLOT : this.taken[taken - 1],
+        budget,
+      );
+      if (used) taken -= 1;
+    }
+    while (taken > 0) {
+      taken -= 1;
+      this.pushFree(this.taken[taken]);
+    }
+  }
+
+  /** @returns whether `slot` was used */
+  private reserveOne(
+    extent: number,
+    position: number,
+    hash: number,
+    chainStart: number,
+    slot: number,
+    budget: ScanBudget,
+  ): boolean {
+    const keyAt = this.memory.keysAt(extent) + position * this.memory.header(extent, ExtentWord.KeyStride);
+    const bucketA = this.bucketWord(this.words[hash + 1]);
+    const bucketB = this.bucketWord(this.words[hash + 2]);
+    const tag = this.words[hash + 3];
+    const found = this.find(bucketA, bucketB, tag, keyAt);
+    if (found !== NO_SLOT) {
+      this.joinFound(extent, position, found);
+      return false;
+    }
+    const entry = slot === NO_SLOT ? NO_SLOT : this.roomFor(bucketA, bucketB, budget);
+    if (entry === NO_SLOT) {
+      this.counters.add(Counter.PoolFull, 1);
+      this.answer(extent, position, PositionStatus.Full, NO_SLOT, 0);
+      return false;
+    }
+    const record = recordOffset(this.table.layout, slot);
+    this.bytes.copyWithin(record + RECORD_KEY, keyAt, keyAt + this.keyBytes);
+    this.bytes[record + RECORD_KEY_LENGTH] = this.keyBytes;
+    this.bytes[record + RECORD_CHAIN_POSITION] = Math.min(MAX_CHAIN_POSITION, chainStart + position);
+    this.words[(record + RECORD_LINK_A) / 4] = entry - this.indexWord + 1;
+    const generation = generationOf(this.table.state(slot));
+    this.store(slot, Phase.Writing, generation, 0);
+    this.words[entry] = tag;
+    Atomics.store(this.words, entry + 1, slot + 1);
+    this.writingCount += 1;
+    this.counters.add(Counter.Reservations, 1);
+    this.answer(extent, position, PositionStatus.Reserved, slot, generation);
+    return true;
+  }
+
+  /**
+   * A key that is here although the native match did not pin it: being written by somebody (maybe by an earlier
+   * position of this list), or READY with all 4095 pins taken. Pins are taken by native calls only, which cannot be
+   * torn by this thread's death, so the latter has no slot for this caller.
+   */
+  private joinFound(extent: number, position: number, slot: number): void {
+    const state = this.table.state(slot);
+    if (phaseOf(state) === Phase.Writing) {
+      this.answer(extent, position, PositionStatus.Pending, slot, generationOf(state));
+    } else {
+      this.answer(extent, position, PositionStatus.Full, NO_SLOT, 0);
+    }
+  }
+
+  /** Reserved positions of this shard become READY. @param keepPins with one pin each: Pinned instead of Found */
+  publish(extent: number, keepPins: boolean): void {
+    const status = keepPins ? PositionStatus.Pinned : PositionStatus.Found;
+    let published = 0;
+    this.forOwn(extent, PositionStatus.Reserved, status, (slot, generation) => {
+      if (!this.isIn(slot, Phase.Writing, generation)) return;
+      this.store(slot, Phase.Ready, generation, keepPins ? 1 : 0);
+      published += 1;
+    });
+    this.writingCount -= published;
+    this.counters.add(Counter.Publications, published);
+    this.reportGauges();
+  }
+
+  /** Reserved (or Damaged) positions of this shard become FREE, or QUARANTINED and stay the extent's. */
+  abandon(extent: number, toQuarantine: boolean): void {
+    const status = toQuarantine ? PositionStatus.Quarantined : PositionStatus.Miss;
+    const step = (slot: number, generation: number): void => {
+      if (!this.isIn(slot, Phase.Writing, generation)) return;
+      this.clearEntry(slot);
+      this.writingCount -= 1;
+      if (toQuarantine) {
+        this.store(slot, Phase.Quarantined, generation, 0);
+        this.quarantinedCount += 1;
+      } else {
+        this.free(slot, generation);
+      }
+    };
+    this.forOwn(extent, PositionStatus.Reserved, status, step);
+    this.forOwn(extent, PositionStatus.Damaged, status, step);
+    this.reportGauges();
+  }
+
+  /** Quarantined positions of this shard become FREE. */
+  unquarantine(extent: number): void {
+    this.forOwn(extent, PositionStatus.Quarantined, PositionStatus.Miss, (slot, generation) => {
+      if (!this.isIn(slot, Phase.Quarantined, generation)) return;
+      this.quarantinedCount -= 1;
+      this.free(slot, generation);
+    });
+    this.reportGauges();
+  }
+
+  /** Evicts the READY, unpinned blocks of these keys; their positions become Found. */
+  evictKeys(extent: number): void {
+    const count = this.memory.header(extent, ExtentWord.Count);
+    const statuses = this.memory.statusesAt(extent);
+    const keys = this.memory.keysAt(extent);
+    const stride = this.memory.header(extent, ExtentWord.KeyStride);
+    for (let first = 0; first < count; first += BATCH_KEYS) {
+      const batch = Math.min(BATCH_KEYS, count - first);
+      this.hashKeys(extent, first, batch);
+      for (let i = 0; i < batch; i += 1) {
+        const hash = this.scratchWord + i * HASH_WORDS;
+        const position = first + i;
+        if (this.words[hash] !== this.shard) continue;
+        if (this.bytes[statuses + position] === PositionStatus.Skip) continue;
+        const slot = this.find(
+          this.bucketWord(this.words[hash + 1]),
+          this.bucketWord(this.words[hash + 2]),
+          this.words[hash + 3],
+          keys + position * stride,
+        );
+        const isEvicted = slot !== NO_SLOT && this.evict(slot);
+        if (isEvicted) this.pushFree(slot);
+        this.bytes[statuses + position] = isEvicted ? PositionStatus.Found : PositionStatus.Miss;
+      }
+    }
+    this.reportGauges();
+  }
+
+  /**
+   * Makes index, free list and gauges anew from the slot records (RebuildMode says what stays).
+   *
+   * @param extent working space of REBUILD_BATCH_KEYS packed keys
+   */
+  rebuild(extent: number, mode: RebuildMode): void {
+    const buckets = this.table.layout.bucketsPerShard * (BUCKET_BYTES / 4);
+    this.words.fill(0, this.indexWord, this.indexWord + buckets);
+    this.freeCount = 0;
+    this.untouched = this.slotCount;
+    this.writingCount = 0;
+    this.quarantinedCount = 0;
+    let batch = 0;
+    for (let slot = this.firstSlot + this.slotCount - 1; slot >= this.firstSlot; slot -= 1) {
+      if (!this.keepSlot(slot, mode)) continue;
+      this.missing[batch] = slot;
+      batch += 1;
+      if (batch === REBUILD_BATCH_KEYS) {
+        this.indexBatch(extent, batch);
+        batch = 0;
+      }
+    }
+    if (batch > 0) this.indexBatch(extent, batch);
+    this.reportGauges();
+  }
+
+  /** @returns whether the slot goes into the index */
+  private keepSlot(slot: number, mode: RebuildMode): boolean {
+    const state = this.table.state(slot);
+    const phase = phaseOf(state);
+    const isClaimed = mode === RebuildMode.Replaced && visitedOf(state) === MAX_VISITED;
+    switch (phase) {
+      case Phase.Ready: {
+        const length = this.bytes[recordOffset(this.table.layout, slot) + RECORD_KEY_LENGTH];
+        if (length !== this.keyBytes) {
+          this.free(slot, generationOf(state));
+          return false;
+        }
+        if (mode === RebuildMode.Adopted) this.store(slot, Phase.Ready, generationOf(state), 0);
+        return true;
+      }
+      case Phase.Writing:
+        if (!isClaimed) break;
+        this.store(slot, Phase.Writing, generationOf(state), 0);
+        this.writingCount += 1;
+        return true;
+      case Phase.Quarantined:
+        if (!isClaimed) break;
+        this.store(slot, Phase.Quarantined, generationOf(state), 0);
+        this.quarantinedCount += 1;
+        return false;
+      case Phase.Free:
+        this.pushFree(slot);
+        return false;
+    }
+    this.free(slot, generationOf(state));
+    return false;
+  }
+
+  /** Puts the slots in `missing` back into the index, by the keys of their records. */
+  private indexBatch(extent: number, count: number): void {
+    const keys = this.memory.keysAt(extent);
+    for (let j = 0; j < count; j += 1) {
+      const key = recordOffset(this.table.layout, this.missing[j]) + RECORD_KEY;
+      this.bytes.copyWithin(keys + j * this.keyBytes, key, key + this.keyBytes);
+    }
+    this.hashKeys(extent, 0, count);
+    for (let j = 0; j < count; j += 1) {
+      const slot = this.missing[j];
+      const hash = this.scratchWord + j * HASH_WORDS;
+      const bucketA = this.bucketWord(this.words[hash + 1]);
+      const bucketB = this.bucketWord(this.words[hash + 2]);
+      const tag = this.words[hash + 3];
+      const isHome = this.words[hash] === this.shard;
+      const isTwice = this.find(bucketA, bucketB, tag, keys + j * this.keyBytes) !== NO_SLOT;
+      const entry = isHome && !isTwice ? this.emptyEntry(bucketA, bucketB) : NO_SLOT;
+      const link = (recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4;
+      if (entry === NO_SLOT) {
+        // Not findable any more: gone at once when nobody holds it, otherwise when the pins go and the hand comes by.
+        this.words[link] = 0;
+        if (this.evict(slot)) this.pushFree(slot);
+        continue;
+      }
+      this.words[link] = entry - this.indexWord + 1;
+      this.words[entry] = tag;
+      Atomics.store(this.words, entry + 1, slot + 1);
+    }
+  }
+
+  // ---- slots
+
+  private takeSlot(budget: ScanBudget): number {
+    if (this.freeCount > 0) {
+      this.freeCount -= 1;
+      return this.freeStack[this.freeCount];
+    }
+    if (this.untouched < this.slotCount) {
+      this.untouched += 1;
+      return this.firstSlot + this.untouched - 1;
+    }
+    while (budget.left > 0) {
+      const slot = this.policy.propose(budget);
+      if (slot === NO_SLOT) return NO_SLOT;
+      if (this.evict(slot)) return slot;
+    }
+    return NO_SLOT;
+  }
+
+  /** READY without pins -> FREE. False when somebody pinned it meanwhile. */
+  private evict(slot: number): boolean {
+    const state = this.table.state(slot);
+    if (phaseOf(state) !== Phase.Ready || pinsOf(state) > 0) return false;
+    const next = packState(Phase.Free, (generationOf(state) + 1) % GENERATION_COUNT, 0, 0);
+    if (Atomics.compareExchange(this.words, this.table.stateWord(slot), state, next) !== state) return false;
+    this.clearEntry(slot);
+    this.counters.add(Counter.Evictions, 1);
+    return true;
+  }
+
+  private free(slot: number, generation: number): void {
+    this.store(slot, Phase.Free, (generation + 1) % GENERATION_COUNT, 0);
+    this.pushFree(slot);
+  }
+
+  private pushFree(slot: number): void {
+    this.freeStack[this.freeCount] = slot;
+    this.freeCount += 1;
+  }
+
+  private store(slot: number, phase: Phase, generation: number, pins: number): void {
+    Atomics.store(this.words, this.table.stateWord(slot), packState(phase, generation, 0, pins));
+  }
+
+  private isIn(slot: number, phase: Phase, generation: number): boolean {
+    const state = this.table.state(slot);
+    return phaseOf(state) === phase && generationOf(state) === generation;
+  }
+
+  // ---- index
+
+  private bucketWord(bucket: number): number {
+    return this.indexWord + bucket * (BUCKET_BYTES / 4);
+  }
+
+  /** The slot that has this key, READY or WRITING, or NO_SLOT. Only the owner may look without a pin. */
+  private find(bucketA: number, bucketB: number, tag: number, keyAt: number): number {
+    const slot = this.findIn(bucketA, tag, keyAt);
+    return slot === NO_SLOT ? this.findIn(bucketB, tag, keyAt) : slot;
+  }
+
+  private findIn(bucket: number, tag: number, keyAt: number): number {
+    for (let entry = bucket; entry < bucket + 2 * BUCKET_ENTRIES; entry += 2) {
+      const slot = this.words[entry + 1] - 1;
+      if (slot >= 0 && this.words[entry] === tag && this.table.keyEquals(slot, this.bytes, keyAt)) {
+        return slot;
+      }
+    }
+    return NO_SLOT;
+  }
+
+  /** An empty entry in the emptier of the two buckets, or NO_SLOT. */
+  private emptyEntry(bucketA: number, bucketB: number): number {
+    let entry = NO_SLOT;
+    let most = 0;
+    for (const bucket of bucketA === bucketB ? [bucketA] : [bucketA, bucketB]) {
+      let empty = 0;
+      let last = NO_SLOT;
+      for (let e = bucket; e < bucket + 2 * BUCKET_ENTRIES; e += 2) {
+        if (this.words[e + 1] !== 0) continue;
+        empty += 1;
+        last = e;
+      }
+      if (empty > most) {
+        most = empty;
+        entry = last;
+      }
+    }
+    return entry;
+  }
+
+  /** An empty entry; when both buckets are full, the deepest unpinned block of the sixteen makes room. */
+  private roomFor(bucketA: number, bucketB: number, budget: ScanBudget): number {
+    for (;;) {
+      const entry = this.emptyEntry(bucketA, bucketB);
+      if (entry !== NO_SLOT || budget.left <= 0) return entry;
+      budget.left -= 2 * BUCKET_ENTRIES;
+      let victim = NO_SLOT;
+      let deepest = -1;
+      for (const bucket of [bucketA, bucketB]) {
+        for (let e = bucket; e < bucket + 2 * BUCKET_ENTRIES; e += 2) {
+          const slot = this.words[e + 1] - 1;
+          const state = this.table.state(slot);
+          if (phaseOf(state) !== Phase.Ready || pinsOf(state) > 0) continue;
+          const depth = this.bytes[recordOffset(this.table.layout, slot) + RECORD_CHAIN_POSITION];
+          if (depth <= deepest) continue;
+          deepest = depth;
+          victim = slot;
+        }
+      }
+      if (victim === NO_SLOT) return NO_SLOT;
+      if (this.evict(victim)) {
+        this.pushFree(victim);
+        this.counters.add(Counter.BucketEvictions, 1);
+      }
+    }
+  }
+
+  /** Takes the slot's entry out of the index. */
+  private clearEntry(slot: number): void {
+    const link = (recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4;
+    const entry = this.indexWord + this.words[link] - 1;
+    if (this.words[link] > 0 && this.words[entry + 1] === slot + 1) Atomics.store(this.words, entry + 1, 0);
+    this.words[link] = 0;
+  }
+
+  // ---- extents
+
+  private answer(
+    extent: number,
+    position: number,
+    status: PositionStatus,
+    slot: number,
+    generation: number,
+  ): void {
+    this.words[this.memory.slotsAt(extent) + position] = slot;
+    this.memory.halves[this.memory.generationsAt(extent) + position] = generation;
+    this.bytes[this.memory.statusesAt(extent) + position] = status;
+  }
+
+  /** Runs `step` for positions in this shard with status `from`, which become `to`. */
+  private forOwn(
+    extent: number,
+    from: PositionStatus,
+    to: PositionStatus,
+    step: (slot: number, generation: number) => void,
+  ): void {
+    const count = this.memory.header(extent, ExtentWord.Count);
+    const statuses = this.memory.statusesAt(extent);
+    const slots = this.memory.slotsAt(extent);
+    const generations = this.memory.generationsAt(extent);
+    for (let i = 0; i < count; i += 1) {
+      if (this.bytes[statuses + i] !== from) continue;
+      const slot = this.words[slots + i];
+      if (slot < this.firstSlot || slot >= this.firstSlot + this.slotCount) continue;
+      step(slot, this.memory.halves[generations + i]);
+      this.bytes[statuses + i] = to;
+    }
+  }
+
+  private reportGauges(): void {
+    this.counters.set(Counter.FreeSlots, this.freeCount + this.slotCount - this.untouched);
+    this.counters.set(Counter.WritingSlots, this.writingCount);
+    this.counters.set(Counter.QuarantinedSlots, this.quarantinedCount);
+  }
+}

@@ -3,5 +3,7 @@ import { packageRoot } from './lib/nixl-dir.mjs';
 import { continueIn, setUp } from './lib/setup.mjs';
 import { runScript } from './lib/steps.mjs';
 
-await runScript(() => setUp(packageRoot, 'optional'));
-await continueIn(packageRoot, 'dist/bench/main.js', process.argv.slice(2));
+await runScript(async () => {
+  await setUp(packageRoot, 'optional');
+  await continueIn(packageRoot, 'dist/bench/main.js', process.argv.slice(2));
+});

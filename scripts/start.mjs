@@ -13,5 +13,7 @@ const dataPlane = args.flatMap((argument, index) =>
 );
 const isWithoutNixl = (dataPlane.at(-1) ?? process.env.KVPEER_DATA_PLANE) === 'none';
 
-await runScript(() => setUp(packageRoot, isWithoutNixl ? 'none' : 'required'));
-await continueIn(packageRoot, 'dist/src/main/cli/kvpeer.js', ['replay', ...args]);
+await runScript(async () => {
+  await setUp(packageRoot, isWithoutNixl ? 'none' : 'required');
+  await continueIn(packageRoot, 'dist/src/main/cli/kvpeer.js', ['replay', ...args]);
+});

@@ -19,7 +19,8 @@ import {
   missingProblem,
   unsupportedReason,
 } from '../../scripts/lib/requirements.mjs';
-import { Problem } from '../../scripts/lib/steps.mjs';
+import { continueIn } from '../../scripts/lib/setup.mjs';
+import { Problem, run } from '../../scripts/lib/steps.mjs';
 import { openZip } from '../../scripts/lib/zip.mjs';
 import { resolveNixl } from '../../src/shared/nixl-dir.js';
 
@@ -398,5 +399,21 @@ describe('the set-up lock', () => {
     const file = write('set-up.lock', '4194305');
     await expect(withLock(file, () => Promise.reject(new Error('no network')))).rejects.toThrow('no network');
     await expect(withLock(file, () => Promise.resolve('ran'))).resolves.toBe('ran');
+  });
+});
+
+describe('going on after the set-up', () => {
+  it('runs the program in the same process, with its arguments and its exit status', async () => {
+    write('dist/program.mjs', 'console.log(JSON.stringify(process.argv.slice(1))); process.exit(3);');
+    const module = new URL('../../scripts/lib/setup.mjs', import.meta.url).href;
+    const script = `import(${JSON.stringify(module)}).then((setup) =>
+      setup.continueIn(${JSON.stringify(folder)}, 'dist/program.mjs', ['replay', '--peers', '2']));`;
+    const { status, output } = await run(process.execPath, ['-e', script]);
+    expect(JSON.parse(output)).toEqual([join(folder, 'dist/program.mjs'), 'replay', '--peers', '2']);
+    expect(status).toBe(3);
+  });
+
+  it('says when the program was not built', async () => {
+    await expect(continueIn(folder, 'dist/program.mjs', [])).rejects.toThrow('was not built');
   });
 });

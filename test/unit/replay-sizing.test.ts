@@ -1,6 +1,6 @@
 // The size of the replay's pools: the default rule, and the refusal to fill the machine's memory.
 import { describe, expect, it } from 'vitest';
-import { choosePoolBytes, chooseShardCount } from '../../src/main/cli/replay/sizing.js';
+import { choosePoolBytes } from '../../src/main/cli/replay/sizing.js';
 
 const GIB = 1024 ** 3;
 
@@ -38,10 +38,5 @@ describe('the size of a pool', () => {
 
   it('is taken as it is where nothing is known of the memory', () => {
     expect(choosePoolBytes({ ...sizing, poolBytes: 100 * GIB, freeBytes: undefined })).toBe(100 * GIB);
-  });
-
-  it('counts on two to four shards', () => {
-    expect(chooseShardCount()).toBeGreaterThanOrEqual(2);
-    expect(chooseShardCount()).toBeLessThanOrEqual(4);
   });
 });

@@ -3,6 +3,8 @@ import { access, constants, writeFile } from 'node:fs/promises';
 import { basename, dirname, resolve } from 'node:path';
 import { Command, InvalidArgumentError, Option } from 'commander';
 import { KvpeerError } from '../errors.js';
+import { shardCountFor, usableCores } from '../options/cores.js';
+import { parseBytes } from '../options/kinds.js';
 import { hostMemory, memoryBound } from '../shards/memory-limits.js';
 import { EXIT_FAILED, EXIT_OK } from './exit-codes.js';
 import { renderPage } from './replay/html.js';
@@ -11,7 +13,7 @@ import { runReplay } from './replay/orchestrator.js';
 import { PLACEMENTS, type Placement } from './replay/placement.js';
 import { makeProgress, type Progress } from './replay/progress.js';
 import { findProblems, formatBytes, formatReport, group, type ReplayReport } from './replay/report.js';
-import { choosePoolBytes, chooseShardCount } from './replay/sizing.js';
+import { choosePoolBytes } from './replay/sizing.js';
 import { ReplayTally } from './replay/tally.js';
 
 interface ReplayFlags {
@@ -33,7 +35,8 @@ interface ReplayFlags {
 const MAX_PEERS = 64;
 const MAX_CONCURRENCY = 4096;
 const BLOCK_BYTES_UNIT = 4096;
-const MAX_BLOCK_BYTES = 1024 ** 3;
+const MAX_BLOCK_BYTES = 2 ** 30;
+const MAX_POOL_BYTES = 2 ** 46;
 
 /** Bad lines that are shown one by one; the others are only counted. */
 const SHOWN_BAD_LINES = 100;
@@ -57,8 +60,12 @@ export function replayCommand(): Command {
     .option('--requests <n>', 'replay this many requests (default: all of a trace)', integer(1))
     .option('--skip <n>', 'pass over this many requests first', integer(0), 0)
     .option('--peers <n>', 'peer processes', integer(1, MAX_PEERS), 4)
-    .option('--block-bytes <bytes>', 'bytes per block, a multiple of 4096', blockBytes, 65_536)
-    .option('--pool-bytes <bytes>', 'pool of each peer (default: room for every distinct block)', integer(1))
+    .option('--block-bytes <bytes>', 'bytes per block, a multiple of 4096', blockSize, 65_536)
+    .option(
+      '--pool-bytes <bytes>',
+      'pool of each peer (default: room for every distinct block)',
+      size(BLOCK_BYTES_UNIT, MAX_POOL_BYTES),
+    )
     .addOption(
       new Option('--placement <how>', 'which peer computes a request')
         .choices(PLACEMENTS)
@@ -104,7 +111,7 @@ async function replay(flags: ReplayFlags): Promise<number> {
       },
       end.stop,
     );
-    const shards = chooseShardCount();
+    const shards = shardCountFor(usableCores());
     const poolBytes = choosePoolBytes({
       peers: flags.peers,
       blockBytes: flags.blockBytes,
@@ -224,8 +231,18 @@ function integer(least: number, most = Number.MAX_SAFE_INTEGER): (text: string) 
   };
 }
 
-function blockBytes(text: string): number {
-  const value = integer(BLOCK_BYTES_UNIT, MAX_BLOCK_BYTES)(text);
+function size(least: number, most: number): (text: string) => number {
+  return (text) => {
+    const value = parseBytes(text);
+    if (value !== undefined && value >= least && value <= most) return value;
+    throw new InvalidArgumentError(
+      `It must be a size from ${formatBytes(least)} to ${formatBytes(most)}, as a number of bytes or like 64KiB.`,
+    );
+  };
+}
+
+function blockSize(text: string): number {
+  const value = size(BLOCK_BYTES_UNIT, MAX_BLOCK_BYTES)(text);
   if (value % BLOCK_BYTES_UNIT === 0) return value;
   throw new InvalidArgumentError(`It must be a multiple of ${BLOCK_BYTES_UNIT}.`);
 }

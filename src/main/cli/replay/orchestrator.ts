@@ -1,9 +1,10 @@
 // The replay's parent: starts the peer processes, dispatches requests to them, and gathers what they report.
 import type { BlockIds } from './load-trace.js';
 import type { RequestOutcome, RequestSource, StartArguments, StartedPeer } from './messages.js';
-import { PeerCallError, PeerProcess } from './peer-process.js';
+import { PeerProcess } from './peer-process.js';
 import { chooseSource, makePlacement, type Placement } from './placement.js';
 import type { ReplayReport } from './report.js';
+import { codeOf } from './failure.js';
 import { ReplayTally } from './tally.js';
 
 export interface ReplayPlan {
@@ -120,9 +121,10 @@ class Replay {
       outcome = await this.#processes[place].call('run', { ids, source });
     } catch (error) {
       // A lost process is counted once, by #watch, however many requests it takes with it.
-      if (!(error instanceof PeerCallError)) return;
-      this.#tally.addFailure(error.code);
-      this.#observer.onTrouble(`a request at peer ${place} failed: ${error.message}`);
+      const code = codeOf(error);
+      if (code === 'KVPEER_PEER_LOST') return;
+      this.#tally.addFailure(code);
+      this.#observer.onTrouble(`a request at peer ${place} failed: ${String(error)}`);
       return;
     }
     this.#tally.addRequest(outcome, this.#elapsedS());

@@ -1,18 +1,8 @@
 // The parent's handle on one peer process: starts it, calls it, and knows when it is gone.
 import { fork, type ChildProcess } from 'node:child_process';
 import { KvpeerError } from '../../errors.js';
+import { errorOf } from './failure.js';
 import type { AnswerMessage, CallMessage, PeerCallName, PeerCalls } from './messages.js';
-
-/** An error that a peer process answered with; `code` is that of the error there. */
-export class PeerCallError extends Error {
-  override readonly name = 'PeerCallError';
-  readonly code: string;
-
-  constructor(code: string, message: string) {
-    super(message);
-    this.code = code;
-  }
-}
 
 interface OpenCall {
   readonly resolve: (answer: unknown) => void;
@@ -56,7 +46,7 @@ export class PeerProcess {
   }
 
   /**
-   * @throws PeerCallError with the code of the error in the peer process
+   * @throws the error that the call ended with in the peer process, with its code
    * @throws KVPEER_PEER_LOST when the process is gone or goes before it answers
    */
   call<Name extends PeerCallName>(
@@ -92,7 +82,7 @@ export class PeerProcess {
     const open = this.#calls.get(message.call);
     if (open === undefined) return;
     this.#calls.delete(message.call);
-    if ('error' in message) open.reject(new PeerCallError(message.error.code, message.error.message));
+    if ('error' in message) open.reject(errorOf(message.error));
     else open.resolve(message.answer);
   }
 

@@ -1,7 +1,7 @@
 // One request of the replay at the peer that computes it: local prefix, lookup, load, verification, store.
 import { randomUUID } from 'node:crypto';
-import { KvpeerError } from '../../errors.js';
 import type { PeerApi, PinnedBlocks, PackedKeys } from '../../peer-api.js';
+import { codeOf } from './failure.js';
 import { keysOf, REPLAY_KEY_BYTES } from './keys.js';
 import type { RequestOutcome, RequestSource, RunArguments } from './messages.js';
 
@@ -130,10 +130,4 @@ async function fetchFrom(
   } finally {
     request.finish();
   }
-}
-
-/** The stable code of an error; one without a code is a defect and counts under its own name. */
-export function codeOf(error: unknown): string {
-  if (error instanceof KvpeerError) return error.code;
-  return error instanceof Error ? error.name : 'UNKNOWN';
 }

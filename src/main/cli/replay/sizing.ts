@@ -1,5 +1,4 @@
 // How large each peer's pool is, and whether all of them fit into this machine's free memory.
-import { availableParallelism } from 'node:os';
 import { KvpeerError } from '../../errors.js';
 import { formatBytes } from './report.js';
 
@@ -41,9 +40,4 @@ export function choosePoolBytes(sizing: PoolSizing): number {
     `${peers} pools of ${formatBytes(poolBytes)}${origin} are ${formatBytes(poolBytes * peers)}, more than half of the ` +
       `${formatBytes(freeBytes)} of memory that is free; lower --pool-bytes, --block-bytes, --requests or --peers`,
   );
-}
-
-/** The shards of each peer: a worker for each core but one, at least 2, at most 4. */
-export function chooseShardCount(): number {
-  return Math.min(4, Math.max(2, availableParallelism() - 1));
 }

@@ -126,7 +126,7 @@ export interface NixlSender {
 export interface Nixl extends NixlSender {
   /**
    * Loads the library into the process (once, for all threads; it stays for ever). Its environment must be set before:
-   * see nixlEnvironment().
+   * see applyNixlEnvironment().
    *
    * @param libraryPath absolute path of libnixl_capi.so, see resolveNixl()
    * @throws an error with code KVPEER_NIXL_UNAVAILABLE and the reason

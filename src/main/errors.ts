@@ -3,6 +3,7 @@
 /** What each code means, in one sentence. A message built from it names the thing, the reason and the remedy. */
 export const ERROR_CODES = {
   KVPEER_BUSY: 'the node has no room for the operation right now; try again later or raise its limits',
+  KVPEER_BIND: 'an address cannot be bound; choose another one or free it',
   KVPEER_CLOSED: 'the peer was closed; start a new one',
   KVPEER_DEADLINE: 'an operation did not end within its time; the request goes on without it',
   KVPEER_INVALID_OPTION: 'an option has a value that cannot work; correct it',

@@ -1,5 +1,8 @@
 // The public API of a peer, as types: what an engine, a sidecar or the replay command may ask of one node.
 
+import type { Registry } from 'prom-client';
+
+import type { Readiness } from './observe/health.js';
 import type { PeerOptions } from './options.js';
 import type { Tier } from './tier-api.js';
 
@@ -130,6 +133,10 @@ export interface PeerApi {
   /** The step-driven form for engines that poll. */
   readonly tier: Tier;
   stats(): PeerStats;
+  /** The metrics of design.md section 11, to be served or merged with others (observe/metrics.ts makes it). */
+  readonly metrics: Registry;
+  /** Whether the node can do its work now: what /readyz answers. */
+  readiness(): Readiness;
   /** Drains, tells peers, unmaps. Idempotent. */
   close(options?: { readonly drainMs?: number }): Promise<void>;
 }

@@ -1,8 +1,8 @@
 // The environment that NIXL's transport (UCX) needs before the library is loaded, and why.
 
-import { readdirSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { networkInterfaces } from 'node:os';
-import { isIP } from 'node:net';
+import { isIP, isIPv6 } from 'node:net';
 
 const FIXED = {
   // UCX tests its memory hooks with sbrk outside malloc's lock: a thread that grows the heap meanwhile loses a page.
@@ -28,13 +28,15 @@ type Interfaces = ReturnType<typeof networkInterfaces>;
  * The settings in force for a node that listens on `host`. UCX listens on every interface unless told otherwise.
  *
  * @param host the node's bind address; for a wildcard or a name all interfaces are left open
+ * @param rdmaPorts active RDMA ports as UCX names them
  */
 export function nixlSettings(
   host: string,
   env: NodeJS.ProcessEnv = process.env,
   interfaces: Interfaces = networkInterfaces(),
+  rdmaPorts: readonly string[] = activeRdmaPorts(),
 ): NixlSetting[] {
-  const devices = netDevices(host, interfaces);
+  const devices = netDevices(host, interfaces, rdmaPorts);
   const wanted = { ...FIXED, ...(devices === undefined ? {} : { UCX_NET_DEVICES: devices }) };
   return Object.entries(wanted).map(([name, value]) => {
     const own = env[name];
@@ -52,22 +54,47 @@ export function applyNixlEnvironment(host: string): NixlSetting[] {
   return settings;
 }
 
-function netDevices(host: string, interfaces: Interfaces): string | undefined {
+function netDevices(host: string, interfaces: Interfaces, rdmaPorts: readonly string[]): string | undefined {
   if (isIP(host) === 0) return undefined;
   const found = Object.entries(interfaces).find(([, addresses]) =>
-    addresses?.some(({ address }) => address === host),
+    addresses?.some(({ address }) => canonical(address) === canonical(host)),
   );
   // All of 127.0.0.0/8 is the loopback interface's, listed or not.
   const name = found?.[0] ?? (host.startsWith('127.') ? 'lo' : undefined);
-  return name === undefined ? undefined : [...rdmaDevices(name), name].join(',');
+  if (name === undefined) return undefined;
+  return name === 'lo' ? name : [...rdmaPorts, name].join(',');
 }
 
-/** RDMA devices of a network interface: naming the interface alone would leave them out. */
-function rdmaDevices(name: string): string[] {
+/** IPv6 has many spellings of one address. */
+function canonical(address: string): string {
+  return isIPv6(address) ? new URL(`http://[${address.split('%', 1)[0]}]`).hostname : address;
+}
+
+/**
+ * All active RDMA ports of the host, like `mlx5_0:1`: naming a network interface alone would leave them out. Not only
+ * those of the interface's own card: in a container the address is on a virtual interface, the RDMA card beside it.
+ */
+export function activeRdmaPorts(folder = '/sys/class/infiniband'): string[] {
+  return list(folder).flatMap((device) =>
+    list(`${folder}/${device}/ports`)
+      .filter((port) => isActive(`${folder}/${device}/ports/${port}/state`))
+      .map((port) => `${device}:${port}`),
+  );
+}
+
+/** A host without RDMA does not have these folders. */
+function list(folder: string): string[] {
   try {
-    return readdirSync(`/sys/class/net/${name}/device/infiniband`).map((device) => `${device}:1`);
+    return readdirSync(folder).sort();
   } catch {
-    // Not an RDMA card: the folder is not there.
     return [];
+  }
+}
+
+function isActive(stateFile: string): boolean {
+  try {
+    return readFileSync(stateFile, 'utf8').includes('ACTIVE');
+  } catch {
+    return false;
   }
 }

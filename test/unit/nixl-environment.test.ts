@@ -1,7 +1,10 @@
 // What is set for the transport before the library is loaded.
 
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { nixlSettings } from '../../src/shared/nixl-environment.js';
+import { activeRdmaPorts, nixlSettings } from '../../src/shared/nixl-environment.js';
 
 const address = (text: string) => ({
   address: text,
@@ -11,16 +14,26 @@ const address = (text: string) => ({
   internal: false,
   cidr: null,
 });
-const INTERFACES = { lo: [address('127.0.0.1')], eth9: [address('10.1.2.3')] };
+const INTERFACES = {
+  lo: [address('127.0.0.1'), address('::1')],
+  eth9: [address('10.1.2.3'), address('2001:db8::7')],
+};
 
-function valueOf(name: string, host: string, env: NodeJS.ProcessEnv = {}): string | undefined {
-  return nixlSettings(host, env, INTERFACES).find((setting) => setting.name === name)?.value;
+function valueOf(
+  name: string,
+  host: string,
+  env: NodeJS.ProcessEnv = {},
+  rdmaPorts: readonly string[] = [],
+): string | undefined {
+  return nixlSettings(host, env, INTERFACES, rdmaPorts).find((setting) => setting.name === name)?.value;
 }
 
 test('a node on one address opens the transport on that interface only', () => {
   expect(valueOf('UCX_NET_DEVICES', '10.1.2.3')).toBe('eth9');
   expect(valueOf('UCX_NET_DEVICES', '127.0.0.1')).toBe('lo');
   expect(valueOf('UCX_NET_DEVICES', '127.0.0.7')).toBe('lo');
+  expect(valueOf('UCX_NET_DEVICES', '0::0:1')).toBe('lo');
+  expect(valueOf('UCX_NET_DEVICES', '2001:DB8:0::7')).toBe('eth9');
 });
 
 test('a node on a wildcard or an unknown address leaves the interfaces open', () => {
@@ -44,4 +57,24 @@ test("the operator's own settings win and are marked as such", () => {
     isOperators: true,
   });
   expect(settings.find(({ name }) => name === 'UCX_MEM_EVENTS')?.isOperators).toBe(false);
+});
+
+test('RDMA ports stay beside the interface, except on loopback, where nothing leaves the host', () => {
+  const ports = ['mlx5_0:1', 'mlx5_1:1'];
+  expect(valueOf('UCX_NET_DEVICES', '10.1.2.3', {}, ports)).toBe('mlx5_0:1,mlx5_1:1,eth9');
+  expect(valueOf('UCX_NET_DEVICES', '127.0.0.1', {}, ports)).toBe('lo');
+});
+
+test('only active RDMA ports count, and a host may have none', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'kvpeer-'));
+  for (const [port, state] of [
+    ['1', '4: ACTIVE\n'],
+    ['2', '1: DOWN\n'],
+  ]) {
+    mkdirSync(join(folder, 'mlx5_0/ports', port), { recursive: true });
+    writeFileSync(join(folder, 'mlx5_0/ports', port, 'state'), state);
+  }
+  expect(activeRdmaPorts(folder)).toEqual(['mlx5_0:1']);
+  rmSync(folder, { recursive: true });
+  expect(activeRdmaPorts(folder)).toEqual([]);
 });

@@ -12,6 +12,7 @@ export const ERROR_CODES = {
   KVPEER_MEMORY: 'the memory for the node cannot be had; lower --pool-bytes or make room',
   KVPEER_NIXL_UNAVAILABLE: 'the NIXL library cannot be used; run the set-up or start with --data-plane none',
   KVPEER_NATIVE_UNAVAILABLE: 'the native addon cannot be loaded; run npm run build',
+  KVPEER_OPERATION: 'an operation on the pool ended with an unexpected outcome; the log has the reason',
   KVPEER_PEER_REJECTED: 'the remote peer cannot be used by this node',
   KVPEER_POOL_FULL: 'no slot could be freed: every block is pinned, being written or quarantined',
   KVPEER_PROTOCOL: 'the remote peer broke the protocol',

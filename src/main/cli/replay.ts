@@ -44,6 +44,9 @@ const SHOWN_BAD_LINES = 100;
 /** Exit statuses of a run that a signal ended, as shells have them: 128 and the signal's number. */
 const SIGNAL_STATUS = { SIGHUP: 129, SIGINT: 130, SIGTERM: 143 } as const;
 
+/** A signal so soon after the first is the same one on another way. */
+const SAME_SIGNAL_MS = 500;
+
 type EndSignal = keyof typeof SIGNAL_STATUS;
 
 /** The command, to be added to the `kvpeer` program. */
@@ -184,19 +187,29 @@ interface SignalWatch {
   release(): void;
 }
 
-/** The first signal ends the run with the report so far; after a second one the system's own answer applies. */
+/**
+ * The first signal ends the run with the report so far, a later one ends it at once. A terminal's Ctrl-C arrives twice
+ * when npm is in between, since npm passes on what the terminal has sent to all: what follows at once is the same one.
+ */
 function listenForSignals(progress: Progress): SignalWatch {
   const controller = new AbortController();
   let received: EndSignal | undefined;
+  let receivedMs = 0;
   const names = Object.keys(SIGNAL_STATUS) as EndSignal[];
   const release = (): void => {
     for (const name of names) process.off(name, onSignal);
   };
   const onSignal = (name: EndSignal): void => {
-    received = name;
-    release();
-    progress.say('ending: requests in flight may finish, then comes the report (again to end at once)');
-    controller.abort();
+    if (received === undefined) {
+      received = name;
+      receivedMs = performance.now();
+      progress.say('ending: requests in flight may finish, then comes the report (again to end at once)');
+      controller.abort();
+    } else if (performance.now() - receivedMs > SAME_SIGNAL_MS) {
+      // Without our listener the system's own answer applies; the peers end with their parent.
+      release();
+      process.kill(process.pid, name);
+    }
   };
   for (const name of names) process.on(name, onSignal);
   return {

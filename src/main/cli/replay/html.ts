@@ -63,7 +63,7 @@ ${renderCards(report)}
 ${renderChart('sources', 'Blocks by source over time', 'Stacked: where the blocks of the requests that ended in each bin came from')}
 ${renderChart('bytes', 'Bytes pulled over time', 'Bytes that consumers pulled from other peers, per second of wall time')}
 ${renderChart('lookup', 'Lookup latency', 'One remote lookup per request that had a source with more than the local prefix')}
-${renderChart('load', 'Load latency', 'From the call to the last block published; a load carries all leading hits of its lookup')}
+${renderChart('load', 'Load latency', 'All leading hits of a lookup, from the call to the last block published, poisoning of the destinations included')}
 </main>
 ${renderTable(report)}
 <script type="application/json" id="data">${escapeJson(data)}</script>

@@ -5,6 +5,9 @@ import { codeOf } from './failure.js';
 import { keysOf, REPLAY_KEY_BYTES } from './keys.js';
 import type { RequestOutcome, RequestSource, RunArguments } from './messages.js';
 
+/** What a request uses of its peer. */
+export type RequestPeer = Pick<PeerApi, 'probe' | 'pin' | 'open' | 'content'>;
+
 /** What the source gave: blocks that are in this peer now because of it, and what it took. */
 interface Fetched {
   readonly lookup: RequestOutcome['lookup'];
@@ -28,7 +31,7 @@ const NOTHING_FETCHED: Fetched = {
 };
 
 /** How many leading blocks of these ids the peer holds now. */
-export async function findPrefix(peer: PeerApi, ids: readonly number[]): Promise<number> {
+export async function findPrefix(peer: RequestPeer, ids: readonly number[]): Promise<number> {
   if (ids.length === 0) return 0;
   return (await peer.probe(keysOf(ids))).leadingCount;
 }
@@ -38,7 +41,7 @@ export async function findPrefix(peer: PeerApi, ids: readonly number[]): Promise
  * verified, the rest is computed and stored. Never throws: what went wrong is in `failures`, and its blocks count as
  * computed.
  */
-export async function runRequest(peer: PeerApi, { ids, source }: RunArguments): Promise<RequestOutcome> {
+export async function runRequest(peer: RequestPeer, { ids, source }: RunArguments): Promise<RequestOutcome> {
   const failures: string[] = [];
   const held: PinnedBlocks[] = [];
   const keys = keysOf(ids);
@@ -88,7 +91,7 @@ export async function runRequest(peer: PeerApi, { ids, source }: RunArguments): 
 }
 
 /** Pins the leading blocks that are here; the count is what was pinned, whatever the probe said before. */
-async function pinPrefix(peer: PeerApi, keys: PackedKeys, held: PinnedBlocks[]): Promise<number> {
+async function pinPrefix(peer: RequestPeer, keys: PackedKeys, held: PinnedBlocks[]): Promise<number> {
   const { leadingCount } = await peer.probe(keys);
   if (leadingCount === 0) return 0;
   const pinned = await peer.pin(keys.subarray(0, leadingCount * REPLAY_KEY_BYTES));
@@ -99,7 +102,7 @@ async function pinPrefix(peer: PeerApi, keys: PackedKeys, held: PinnedBlocks[]):
 
 /** One lookup for the keys beyond the local prefix, and one load of its leading hits into poisoned slots. */
 async function fetchFrom(
-  peer: PeerApi,
+  peer: RequestPeer,
   source: RequestSource,
   keys: PackedKeys,
   held: PinnedBlocks[],

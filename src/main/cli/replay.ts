@@ -84,6 +84,7 @@ export function replayCommand(): Command {
     .addOption(
       new Option('--data-plane <name>', 'how blocks move; with none nothing is pulled')
         .choices(['nixl', 'none'])
+        .env('KVPEER_DATA_PLANE')
         .default('nixl'),
     )
     .option('--json <file>', 'write the report as JSON')

@@ -15,6 +15,10 @@
 //   calls `openDealer`. So strangers cannot make this node open sockets.
 // * A DEALER whose connection ended, or was refused, is dead for good; libzmq's own reconnection is off, since it
 //   would deliver frames of an old session to a new process. A new session opens a new DEALER.
+// * Heartbeats go from DEALERs to ROUTERs. A ROUTER of ours answers them but sends none: in libzmq 4.3.5 a heartbeat
+//   timer that fires on a connection which is both throttled and broken aborts the process ("Assertion failed:
+//   !_io_error", libzmq issue 4364; any remote can bring it about, and did here). A silent remote is noticed at the
+//   ROUTER through the time-to-live in its own heartbeats, and at our DEALER through its missing answers.
 // * A new connection under an identity takes it over (ROUTER_HANDOVER): a restarted peer is heard at once, although
 //   the death of its former self may not have been noticed yet.
 
@@ -42,8 +46,8 @@ export interface ControlHandlers {
    */
   readonly onMessage: (from: string, payload: Buffer) => void;
   /**
-   * The connection under that identity ended: closed, reset, silent for `heartbeatTimeoutMs`, or cut because it sent
-   * a frame beyond `maxFrameBytes`. Not reported for a connection whose identity was taken over by a newer one, nor
+   * The connection under that identity ended: closed, reset, silent for longer than the time-to-live its own
+   * heartbeats announced, or cut because it sent a frame beyond `maxFrameBytes`. Not reported for a connection whose identity was taken over by a newer one, nor
    * where libzmq lacks the option it needs (see `reportsPeerGone`).
    */
   readonly onPeerGone: (from: string) => void;
@@ -63,7 +67,9 @@ export type DownCause =
   | 'handshake-failed'
   /** Was connected; ended from the other side, or silent for `heartbeatTimeoutMs`. */
   | 'disconnected'
-  /** ZeroMQ refused a frame. */
+  /** The remote sent something on a connection that only we send on. */
+  | 'unexpected-frame'
+  /** ZeroMQ gave no socket, or refused a frame. */
   | 'send-failed';
 
 export interface DealerEvents {
@@ -88,7 +94,10 @@ export interface DealerHandle {
    *          should die with "send failed"
    */
   send(frame: Buffer): boolean;
-  /** Gives what is queued up to `lingerMs` to leave, then closes. Settles when the socket is closed; idempotent. */
+  /**
+   * Stops taking frames, gives those that are queued up to `lingerMs` to leave, then closes. Settles when the socket is
+   * closed; idempotent.
+   */
   close(): Promise<void>;
 }
 
@@ -131,7 +140,7 @@ export interface ControlOptions {
   readonly heartbeatMs: number;
   /** Also the time-to-live told to the other side. */
   readonly heartbeatTimeoutMs: number;
-  /** Time a closing DEALER gets for what is queued. */
+  /** Time a closing DEALER stays open for its last frames; none when its last frame is older than that. */
   readonly lingerMs: number;
   /** Longest frame received; the sender of a longer one is disconnected by libzmq. */
   readonly maxFrameBytes: number;
@@ -147,7 +156,7 @@ export interface ControlOptions {
 export const DEFAULT_CONTROL_OPTIONS = {
   heartbeatMs: 2_000,
   heartbeatTimeoutMs: 10_000,
-  lingerMs: 500,
+  lingerMs: 100,
   maxFrameBytes: 8 * 1024 * 1024,
   sendHighWaterMark: 1_000,
   queueFrames: 4_096,

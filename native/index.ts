@@ -53,10 +53,16 @@ export interface MatchCounts {
 export interface Native {
   // Mappings
   mapAnonymous(options: MapOptions): Mapped;
-  /** `create`: make the file (it must not exist) with that size; otherwise map an existing one of at least that size. */
-  mapFile(path: string, bytes: number, create: boolean): Mapped;
-  unlinkFile(path: string): void;
-  /** Makes every page present, on a thread of libuv's pool. */
+  /**
+   * A file (in /dev/shm), mapped shared. `create`: make it (it must not exist) with that size; otherwise map an existing
+   * one of at least that size.
+   */
+  mapFile(path: string, options: MapOptions & { readonly create: boolean }): Mapped;
+  /**
+   * Makes every page present, on a thread of libuv's pool; locked pages are locked from then on.
+   *
+   * @throws Error (rejects) when the memory cannot be had, for instance because tmpfs is full
+   */
   touch(buffer: SharedArrayBuffer): Promise<void>;
   /** Keeps the buffer's memory (also if it is detached or collected meanwhile) until dropBuffer(). */
   holdBuffer(source: Uint8Array): BufferToken;
@@ -89,23 +95,21 @@ export interface Native {
   release(control: ControlHandle, extent: number): number;
   /**
    * A fetch by lease: every key gets the slot that the LEASES extents have pinned for it and the status Found (its pin
-   * belongs to the lease). Checks destinations as CHECK_DESTINATIONS does.
+   * belongs to the lease); one that none has pinned becomes a Miss. Destination indexes are checked if there are any.
    *
-   * @returns an Outcome: Ok, NotInLease or BadDestination
+   * @returns an Outcome: Ok, NotInLease or BadDestination (also for a key given twice)
    */
   resolve(control: ControlHandle, extent: number): number;
-  /** Destination indexes below PEER_NUM_BLOCKS, none twice. @returns an Outcome: Ok or BadDestination */
-  checkDestinations(control: ControlHandle, extent: number): number;
   /**
    * Hashes the keys of a range: four int32 words per key (shard, bucket A, bucket B, tag) at `target`, a byte offset in the
-   * control mapping (workerScratch(), room for 4,096 keys).
+   * control mapping: workerScratch() has room for 4,096 keys, an extent of the arena will do as well.
    */
   hashKeys(control: ControlHandle, extent: number, first: number, count: number, target: number): void;
   /** 128-bit hash of any bytes under any seed, for tests. */
   hashKey(key: Uint8Array, seed: bigint): readonly [low: bigint, high: bigint];
 
   // Block bytes: on positions of a range, in the pool
-  /** Block i of the held buffer goes to position i when that is Reserved. The buffer has blockBytes for every position of the extent. Returns the blocks copied. */
+  /** Block i of the held buffer goes to position i when that is Reserved. Returns the blocks copied. */
   copyIn(
     control: ControlHandle,
     pool: PoolHandle,
@@ -126,11 +130,11 @@ export interface Native {
   ): number;
   /** Reserved positions become 0xA5 throughout. Returns the blocks written. */
   poison(control: ControlHandle, pool: PoolHandle, extent: number, first: number, count: number): number;
-  /** Stores the checksum of Reserved positions in their slot records. */
-  checksum(control: ControlHandle, pool: PoolHandle, extent: number, first: number, count: number): void;
+  /** Stores the checksum of Reserved positions in their slot records. Returns the blocks read. */
+  checksum(control: ControlHandle, pool: PoolHandle, extent: number, first: number, count: number): number;
   /**
-   * Compares Reserved positions with expected checksums: u64 per position at byte `checksums` of the control mapping. A
-   * damaged one gets status Damaged, a good one its checksum in the slot record. Returns the damaged blocks.
+   * Compares Reserved positions with expected checksums: u64 per position of the extent at byte `checksums` of the
+   * control mapping, inside the arena. A damaged one gets status Damaged, a good one its checksum in the slot record. Returns the damaged blocks.
    */
   verifyChecksum(
     control: ControlHandle,
@@ -165,14 +169,13 @@ export class NativeUnavailableError extends Error {
 /** Raised with every change of the interface between this file and the addon. */
 const ADDON_VERSION = 1;
 
-type RegionAddon = Pick<Native, 'mapAnonymous' | 'mapFile' | 'unlinkFile' | 'holdBuffer' | 'dropBuffer'> & {
+type RegionAddon = Pick<Native, 'mapAnonymous' | 'mapFile' | 'holdBuffer' | 'dropBuffer'> & {
   readonly addonVersion: number;
-  readonly capability: object;
 };
 
 type CoreAddon = Omit<Native, keyof RegionAddon | 'touch' | 'attachControl' | 'attachPool'> & {
   readonly addonVersion: number;
-  useRegion(capability: object): void;
+  useRegion(regionPath: string): void;
   touch(whole: BigInt64Array): Promise<void>;
   attachControl(whole: BigInt64Array): ControlHandle;
   attachPool(whole: BigInt64Array, control: ControlHandle): PoolHandle;
@@ -211,7 +214,7 @@ function load(): Native {
   const core = requireAddon('kvpeer_core') as CoreAddon;
   checkVersion('kvpeer_region', region.addonVersion);
   checkVersion('kvpeer_core', core.addonVersion);
-  core.useRegion(region.capability);
+  core.useRegion(addonPath('kvpeer_region'));
   // A typed array over the whole mapping: Node 20's Node-API does not accept a SharedArrayBuffer.
   const whole = (buffer: SharedArrayBuffer): BigInt64Array => new BigInt64Array(buffer);
   return {
@@ -223,7 +226,7 @@ function load(): Native {
   };
 }
 
-function requireAddon(target: string): object {
+function addonPath(target: string): string {
   // From sources (tests) and from dist/native (everything else) the build directory is at different places.
   const places = ['./build/Release/', '../../native/build/Release/'].map((directory) =>
     fileURLToPath(new URL(`${directory}${target}.node`, import.meta.url)),
@@ -232,6 +235,11 @@ function requireAddon(target: string): object {
   if (path === undefined) {
     throw new NativeUnavailableError(`the native addon ${target} is not built; run npm run build`);
   }
+  return path;
+}
+
+function requireAddon(target: string): object {
+  const path = addonPath(target);
   try {
     return createRequire(import.meta.url)(path) as object;
   } catch (cause) {

@@ -2,8 +2,10 @@
 
 #include <node_api.h>
 
+#include "core/bindings.h"
 #include "core/env_state.h"
 #include "core/mapping.h"
+#include "core/wakers.h"
 #include "nixl/register.h"
 
 namespace kvpeer {
@@ -14,7 +16,7 @@ namespace {
 void cleanUp(void* data) {
   auto* state = static_cast<EnvState*>(data);
   destroyAgentsOfEnv(*state);
-  dropAllRegistrations(state->mappings);
+  dropAllAttachments(state->mappings);
 }
 
 void freeState(napi_env, void* data, void*) { delete static_cast<EnvState*>(data); }
@@ -24,6 +26,8 @@ napi_value init(napi_env env, napi_value exports) {
   napi_set_instance_data(env, state, freeState, nullptr);
   napi_add_env_cleanup_hook(env, cleanUp, state);
   registerMappingFunctions(env, exports);
+  registerCoreFunctions(env, exports);
+  registerWakerFunctions(env, exports);
   registerNixl(env, exports);
   return exports;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/mapping.h"
+#include "core/number_sets.h"
 
 namespace kvpeer {
 
@@ -16,6 +17,7 @@ struct EnvState {
   ~EnvState();
 
   EnvMappings mappings;
+  MatchScratch scratch;
   std::unique_ptr<EnvAgents> agents;
 };
 

@@ -1,8 +1,9 @@
 // The table of shared mappings: what a handle from JavaScript stands for, and who still needs the memory behind it.
 //
-// Every env (main thread, each worker) registers a mapping once, through a BigInt64Array over the whole of it, and gets
-// a handle of its own. While it is registered the env holds a strong reference on that view, so the memory stays
-// mapped. A NIXL agent holds the mapping besides: the last registration cannot be given back under it.
+// Every env (main thread, each worker) attaches a mapping once, through a BigInt64Array over the whole of it, and gets a
+// handle of its own, never used again after detach. As long as any env has it attached or an agent holds it, the memory
+// stays mapped: the Mapping has a reference on it that kvpeer_region counts (region/region_api.h). A NIXL agent holds
+// the mapping besides: the last attachment cannot be given back under it.
 #pragma once
 
 #include <node_api.h>
@@ -13,14 +14,23 @@
 #include <memory>
 #include <vector>
 
+#include "core/control.h"
+#include "region/region_api.h"
+
 namespace kvpeer {
 
-// One per address range in the process, shared by all envs that registered it.
+// One per mapping in the process, shared by all envs that attached it.
 struct Mapping {
-  uint8_t* base = nullptr;
-  size_t bytes = 0;
-  // Envs that registered it. Changed under the table's lock.
-  uint32_t registrationCount = 0;
+  // The reference on the memory has been taken by whoever made this object.
+  Mapping(uint8_t* start, size_t length) : base(start), bytes(length) {}
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  uint8_t* const base;
+  const size_t bytes;
+  // Envs that attached it. Changed under the table's lock.
+  uint32_t attachmentCount = 0;
   // NIXL agents that have the memory registered with the library.
   std::atomic<uint32_t> agentCount{0};
 
@@ -31,7 +41,7 @@ struct Mapping {
   }
 };
 
-// A reference that keeps a mapping's last registration from being given back.
+// A reference that keeps a mapping's last attachment from being given back.
 class MappingHold {
  public:
   MappingHold() = default;
@@ -63,18 +73,26 @@ Mapping* findMapping(napi_env env, uint64_t handle);
 // The same, to be kept beyond the call.
 std::shared_ptr<Mapping> shareMapping(napi_env env, uint64_t handle);
 
+// The control map behind a handle that attachControl gave to this env, or nullptr.
+const ControlMap* findControl(napi_env env, uint64_t handle);
+
+// What kvpeer_region offers, once useRegion has been called in any env of the process; nullptr before.
+const RegionApi* regionApi();
+
 struct EnvMappings {
   struct Entry {
     std::shared_ptr<Mapping> mapping;
-    napi_ref view = nullptr;
+    // Only of a control mapping.
+    std::unique_ptr<ControlMap> control;
   };
   // Index = handle - 1; an entry that was given back stays empty, so a stale handle finds nothing.
   std::vector<Entry> entries;
 };
 
+// Adds useRegion, attachControl, attachPool, detach and touch.
 void registerMappingFunctions(napi_env env, napi_value exports);
 
-// At the env's end: its registrations go whatever is left.
-void dropAllRegistrations(EnvMappings& mappings);
+// At the env's end: its attachments go whatever is left.
+void dropAllAttachments(EnvMappings& mappings);
 
 }  // namespace kvpeer

@@ -20,6 +20,18 @@ inline napi_value throwError(napi_env env, const std::string& message,
   return nullptr;
 }
 
+inline void throwTypeError(napi_env env, const std::string& message) {
+  bool isPending = false;
+  napi_is_exception_pending(env, &isPending);
+  if (!isPending) napi_throw_type_error(env, "KVPEER_INVALID_ARGUMENT", message.c_str());
+}
+
+inline void throwRangeError(napi_env env, const std::string& message) {
+  bool isPending = false;
+  napi_is_exception_pending(env, &isPending);
+  if (!isPending) napi_throw_range_error(env, "KVPEER_INVALID_ARGUMENT", message.c_str());
+}
+
 // The arguments of one call. `ok` turns false at the first wrong one, and an exception is pending then.
 template <size_t Count>
 class Arguments {
@@ -28,7 +40,7 @@ class Arguments {
       : env_(env), functionName_(functionName) {
     size_t given = Count;
     if (napi_get_cb_info(env, info, &given, values_, nullptr, &data_) != napi_ok || given < Count) {
-      fail("takes " + std::to_string(Count) + " arguments");
+      failType("takes " + std::to_string(Count) + " arguments");
     }
   }
 
@@ -41,18 +53,35 @@ class Arguments {
     ok_ = false;
   }
 
+  // The argument has the wrong type, or is a number that cannot be.
+  void failType(const std::string& reason) {
+    if (ok_) throwTypeError(env_, std::string(functionName_) + ": " + reason);
+    ok_ = false;
+  }
+  void failRange(const std::string& reason) {
+    if (ok_) throwRangeError(env_, std::string(functionName_) + ": " + reason);
+    ok_ = false;
+  }
+
   // A whole number in minimum .. maximum (at most 2^53 - 1).
   uint64_t integer(size_t index, const char* name, uint64_t minimum, uint64_t maximum) {
     if (!ok_) return minimum;
     double number = 0;
-    if (napi_get_value_double(env_, values_[index], &number) != napi_ok || !std::isfinite(number) ||
-        number != std::floor(number) || number < static_cast<double>(minimum) ||
+    if (!readNumber(index, name, &number)) return minimum;
+    if (!std::isfinite(number) || number != std::floor(number) || number < static_cast<double>(minimum) ||
         number > static_cast<double>(maximum)) {
-      fail(std::string(name) + " must be a whole number from " + std::to_string(minimum) + " to " +
-           std::to_string(maximum));
+      failRange(std::string(name) + " must be a whole number from " + std::to_string(minimum) + " to " +
+                std::to_string(maximum));
       return minimum;
     }
     return static_cast<uint64_t>(number);
+  }
+
+  // The same, where -1 has a meaning of its own.
+  int64_t integerOrMinusOne(size_t index, const char* name, uint64_t maximum) {
+    double number = 0;
+    if (!ok_ || !readNumber(index, name, &number)) return -1;
+    return number == -1 ? -1 : static_cast<int64_t>(integer(index, name, 0, maximum));
   }
 
   uint32_t uint32(size_t index, const char* name) {
@@ -62,7 +91,7 @@ class Arguments {
   bool boolean(size_t index, const char* name) {
     bool value = false;
     if (ok_ && napi_get_value_bool(env_, values_[index], &value) != napi_ok) {
-      fail(std::string(name) + " must be a boolean");
+      failType(std::string(name) + " must be a boolean");
     }
     return value;
   }
@@ -71,7 +100,7 @@ class Arguments {
     size_t length = 0;
     if (!ok_) return {};
     if (napi_get_value_string_utf8(env_, values_[index], nullptr, 0, &length) != napi_ok || length > maximumBytes) {
-      fail(std::string(name) + " must be a string of at most " + std::to_string(maximumBytes) + " bytes");
+      failType(std::string(name) + " must be a string of at most " + std::to_string(maximumBytes) + " bytes");
       return {};
     }
     std::string text(length, '\0');
@@ -89,13 +118,19 @@ class Arguments {
     if (!isTypedArray ||
         napi_get_typedarray_info(env_, values_[index], &actual, length, &data, nullptr, nullptr) != napi_ok ||
         actual != type) {
-      fail(std::string(name) + " is not a typed array of the expected kind");
+      failType(std::string(name) + " is not a typed array of the expected kind");
       return nullptr;
     }
     return data;
   }
 
  private:
+  bool readNumber(size_t index, const char* name, double* number) {
+    if (napi_get_value_double(env_, values_[index], number) == napi_ok) return true;
+    failType(std::string(name) + " must be a number");
+    return false;
+  }
+
   napi_env env_;
   const char* functionName_;
   napi_value values_[Count == 0 ? 1 : Count] = {};
@@ -107,6 +142,12 @@ inline napi_value toNumber(napi_env env, double number) {
   napi_value value = nullptr;
   napi_create_double(env, number, &value);
   return value;
+}
+
+inline napi_value toBoolean(napi_env env, bool value) {
+  napi_value result = nullptr;
+  napi_get_boolean(env, value, &result);
+  return result;
 }
 
 inline napi_value toText(napi_env env, const std::string& text) {

@@ -1,6 +1,6 @@
 // Builds native/ with node-gyp, offline when Node's headers are on the machine, and not at all when nothing changed.
 // @ts-check
-import { existsSync, readFileSync, realpathSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, realpathSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { dirname, join } from 'node:path';
 import { performance } from 'node:perf_hooks';
@@ -121,13 +121,14 @@ export async function buildNative(root) {
   const headers = findHeaders(process.env);
   say(STEP, headers === undefined ? 'building (node-gyp downloads the headers of Node)' : 'building');
 
-  // A module made for another Node must not be found while, or after, its replacement fails to build.
+  // The stamp goes first, so that a build that is cut off does not look finished.
   rmSync(stampFile(root), { force: true });
+  removeObjectsOfAnotherNode(root);
   // Jobs of make; configure first, because the list of sources is read there. Neither removes what is up to date.
   const common = ['-C', join(root, 'native'), ...(headers === undefined ? [] : ['--nodedir', headers])];
   for (const args of [['configure'], ['build', '--jobs', String(availableParallelism())]]) {
     const result = await run(process.execPath, [nodeGyp, ...args, ...common]);
-    if (result.status !== 0) throw buildProblem(result.output, headers);
+    if (result.status !== 0) throw buildProblem(args[0], result.output, headers);
     const warnings = result.output.split('\n').filter((line) => /\bwarning:/.test(line));
     for (const warning of warnings) say(STEP, warning);
   }
@@ -136,21 +137,40 @@ export async function buildNative(root) {
 }
 
 /**
- * Says which of the usual reasons made the build fail.
+ * Starts afresh after a change of Node: make goes by the time of a header, and that of a new Node can be older than the
+ * objects made with the old one.
  *
+ * @param {string} root the package's folder
+ */
+function removeObjectsOfAnotherNode(root) {
+  const folder = join(root, 'native/build');
+  const note = join(folder, '.kvpeer-node');
+  const node = `${process.version} ${process.arch}`;
+  if (isStamped(note, node)) return;
+  rmSync(folder, { recursive: true, force: true });
+  mkdirSync(folder, { recursive: true });
+  writeFileSync(note, node);
+}
+
+/**
+ * Says which of the two usual reasons made node-gyp fail.
+ *
+ * @param {string} command the command of node-gyp that failed; configure downloads the headers
  * @param {string} output what node-gyp printed
  * @param {string | undefined} headers
  */
-function buildProblem(output, headers) {
-  const detail = lastLines(output, 40);
-  if (headers === undefined && /ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|ECONNRESET|40[34]/.test(output)) {
+function buildProblem(command, output, headers) {
+  if (command === 'configure' && headers === undefined) {
+    const errors = output
+      .split('\n')
+      .filter((line) => /^gyp (http|ERR! (configure|stack (?!at )))/.test(line));
     return new Problem(
-      `node-gyp could not download the headers of Node ${process.version}:\n${detail}`,
-      'connect to the network (HTTPS_PROXY is honoured), or point npm_config_nodedir to a folder that has include/node.',
+      `node-gyp could not get the headers of Node ${process.version}:\n${lastLines(errors.join('\n'), 6)}`,
+      'connect to the network (HTTPS_PROXY is honoured), or set npm_config_nodedir to a folder with include/node of this version.',
     );
   }
   return new Problem(
-    `the native addons in native/ could not be built:\n${detail}`,
-    'mend what the compiler names above, then run npm run build again.',
+    `the native addons in native/ could not be built:\n${lastLines(output, 40)}`,
+    'mend what is named above, then run npm run build again.',
   );
 }

@@ -20,7 +20,7 @@ import { EXIT_FAILED, EXIT_OK, EXIT_USAGE } from './exit-codes.js';
 interface CheckFlags {
   readonly strict: boolean;
   readonly connector: 'offloading' | 'multi';
-  readonly self: readonly PeerAddress[];
+  readonly self?: readonly PeerAddress[];
   readonly decode?: string;
   readonly json: boolean;
 }
@@ -55,15 +55,15 @@ export function paramsCommand(io: ParamsCommandIo = PROCESS_IO): Command {
         'FILE holds the params or a whole request body (its kv_transfer_params, also inside\n' +
         'sampling_params.extra_args, are checked); - reads standard input.',
     )
-    .argument('<FILE>', 'a JSON file, or - for standard input')
+    .argument('<file>', 'a JSON file, or - for standard input')
     .option('--strict', 'unknown keys, keys of other connectors and a source without an id are errors', false)
     .addOption(
-      new Option('--connector <NAME>', "multi: the engine also runs NIXL's own connector")
+      new Option('--connector <name>', "multi: the engine also runs NIXL's own connector")
         .choices(['offloading', 'multi'])
         .default('offloading'),
     )
-    .option('--self <HOST:PORT>', 'address of the computing node, may be repeated', collectAddress, [])
-    .option('--decode <FILE>', 'the decode leg; FILE is then the prefill leg, and both are checked together')
+    .option('--self <host:port>', 'address of the computing node, may be repeated', collectAddress)
+    .option('--decode <file>', 'the decode leg; FILE is then the prefill leg, and both are checked together')
     .option('--json', 'print the result as JSON', false)
     .addHelpText(
       'after',
@@ -79,7 +79,7 @@ export function paramsCommand(io: ParamsCommandIo = PROCESS_IO): Command {
   return new Command('params').summary('check kv_transfer_params').addCommand(check);
 }
 
-function collectAddress(value: string, earlier: readonly PeerAddress[]): readonly PeerAddress[] {
+function collectAddress(value: string, earlier: readonly PeerAddress[] = []): readonly PeerAddress[] {
   const address = parseHostPort(value);
   if ('reason' in address) throw new InvalidArgumentError(`It ${address.reason}.`);
   return [...earlier, address];

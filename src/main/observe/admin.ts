@@ -3,6 +3,7 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { Registry } from 'prom-client';
+import { KvpeerError } from '../errors.js';
 import { formatHostPort } from '../params/address.js';
 
 export interface AdminAnswer {
@@ -36,7 +37,7 @@ const REQUEST_MS = 10_000;
 /** Time for running answers when the server closes. */
 const CLOSE_MS = 1_000;
 
-/** Starts the server. @throws the system's error when the address cannot be bound */
+/** Starts the server. @throws KVPEER_BIND when the address cannot be bound */
 export async function startAdmin(options: AdminOptions): Promise<AdminServer> {
   const server = createServer(
     { requestTimeout: REQUEST_MS, headersTimeout: REQUEST_MS, keepAliveTimeout: 5_000 },
@@ -96,9 +97,15 @@ function text(status: number, line: string): AdminAnswer {
 
 function listen(server: Server, { host, port }: AdminOptions): Promise<void> {
   return new Promise((resolve, reject) => {
-    server.once('error', reject);
+    const fail = (cause: Error): void => {
+      const message =
+        `the admin address ${formatHostPort({ host, port })} cannot be bound: ${cause.message}; ` +
+        'give another --admin-host or --admin-port, or free it';
+      reject(new KvpeerError('KVPEER_BIND', message, { cause }));
+    };
+    server.once('error', fail);
     server.listen({ host, port }, () => {
-      server.off('error', reject);
+      server.off('error', fail);
       resolve();
     });
   });

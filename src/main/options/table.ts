@@ -6,6 +6,7 @@ import {
   bytes,
   count,
   dialledAddress,
+  formatBytes,
   milliseconds,
   oneOf,
   onOff,
@@ -287,5 +288,7 @@ export function variableOf(name: OptionName): string {
 export function defaultTextOf(name: OptionName): string {
   const spec = specOf(name);
   if (spec.defaultText !== undefined) return spec.defaultText;
-  return String(spec.defaultOf());
+  const value = spec.defaultOf();
+  if (typeof value === 'number' && spec.placeholder === 'BYTES') return formatBytes(value);
+  return String(value);
 }

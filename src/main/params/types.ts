@@ -98,7 +98,7 @@ export interface ParseParamsOptions {
   /** `multi` when NIXL's own connector runs beside this one: its flat keys are then expected. Default `offloading`. */
   readonly connector?: 'offloading' | 'multi';
   /** Addresses of the node that computes the request: a source that equals one of them is an error. */
-  readonly self?: readonly PeerAddress[];
+  readonly self?: readonly PeerAddress[] | undefined;
 }
 
 /** One line for people: where, what, remedy. */

@@ -6,6 +6,12 @@
  */
 export class Deadlines<T> {
   readonly #due = new Map<T, number>();
+  readonly #wakeAt: (timeMs: number) => void;
+
+  /** `wakeAt` is told when the first item comes; after a tick the owner asks for nextMs again. */
+  constructor(wakeAt: (timeMs: number) => void) {
+    this.#wakeAt = wakeAt;
+  }
 
   get size(): number {
     return this.#due.size;
@@ -24,15 +30,12 @@ export class Deadlines<T> {
   /** An item that is present gets the new time. */
   set(item: T, dueMs: number): void {
     this.#due.delete(item);
+    if (this.#due.size === 0) this.#wakeAt(dueMs);
     this.#due.set(item, dueMs);
   }
 
   delete(item: T): boolean {
     return this.#due.delete(item);
-  }
-
-  clear(): void {
-    this.#due.clear();
   }
 
   /** Takes out what is due, oldest first. The callback may add and delete. */

@@ -34,12 +34,17 @@ export class NodeDecoderRequests implements DecoderRequests {
   readonly #options: DecoderRequestsOptions;
   readonly #entries = new Map<string, Entry>();
   /** Of entries that are finished or hold pins. A request that has stored nothing yet may stay open for long. */
-  readonly #unclaimed = new Deadlines<Entry>();
-  readonly #reaped = new Deadlines<string>();
+  readonly #unclaimed: Deadlines<Entry>;
+  readonly #reaped: Deadlines<string>;
   #pinnedCount = 0;
 
   constructor(options: DecoderRequestsOptions) {
     this.#options = options;
+    const wakeAt = (timeMs: number): void => {
+      options.wakeAt(timeMs);
+    };
+    this.#unclaimed = new Deadlines(wakeAt);
+    this.#reaped = new Deadlines(wakeAt);
   }
 
   get pinnedCount(): number {
@@ -101,9 +106,7 @@ export class NodeDecoderRequests implements DecoderRequests {
   }
 
   #startClock(entry: Entry): void {
-    const dueMs = this.#options.now() + this.#options.times.unclaimedStoreMs;
-    this.#unclaimed.set(entry, dueMs);
-    this.#options.wakeAt(dueMs);
+    this.#unclaimed.set(entry, this.#options.now() + this.#options.times.unclaimedStoreMs);
   }
 
   #reap(entry: Entry, nowMs: number): void {

@@ -234,10 +234,10 @@ describe('a lookup with blocks that are being written', () => {
     const { node, peer } = start();
     const set = node.reserve(1);
     // The match has seen the block being written, and is told so only after the publish was told.
-    const { match } = node.shards;
+    const match = node.shards.match.bind(node.shards);
     let late: (() => void) | undefined;
     node.shards.match = (keys, options, done) => {
-      match.call(node.shards, keys, options, (failure, result) => {
+      match(keys, options, (failure, result) => {
         late = () => {
           done(failure, result);
         };

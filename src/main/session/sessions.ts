@@ -147,6 +147,10 @@ export class Sessions {
     for (const session of this.#live.values()) session.onSettled(set);
   }
 
+  onDecoderStored(kvRequestId: string): void {
+    for (const session of this.#live.values()) session.producer.onDecoderStored(kvRequestId);
+  }
+
   onDecoderFinished(kvRequestId: string): void {
     for (const session of this.#live.values()) session.producer.onDecoderFinished(kvRequestId);
   }

@@ -68,7 +68,7 @@ export function bytes(min: number, max: number, multipleOf = 1): OptionKind<numb
   return {
     schema: z.union([size, text.pipe(size)]),
     fromText: (value) => value,
-    allowed: `a size from ${formatBytes(min)} to ${formatBytes(max)}${multiple}, as a number or like 64KiB, 1.5GiB, 10GB`,
+    allowed: `a size from ${formatBytes(min)} to ${formatBytes(max)}${multiple} (65536 or 64KiB)`,
     placeholder: 'BYTES',
   };
 }
@@ -82,7 +82,7 @@ export function orWord<T, In, W extends string>(
   return {
     schema: z.union([z.literal(word), kind.schema]),
     fromText: (text) => (text === word ? word : kind.fromText(text)),
-    allowed: `${kind.allowed}, or ${word} (${meaning})`,
+    allowed: `${kind.allowed}, or ${word === '' ? 'empty' : word} (${meaning})`,
     placeholder: kind.placeholder,
   };
 }

@@ -1,13 +1,11 @@
 // Reads kv_transfer_params field by field into typed parts, and collects everything that is wrong on the way.
 
-import { nearestName } from '../nearest.js';
 import { formatHostPort, isPort, isSameAddress, parseHost, parsePeerUrl } from './address.js';
+import { checkFields, describe, Findings, isFields, join, unknownKey, type Fields } from './findings.js';
 import {
   MAX_ID_BYTES,
   MAX_SOURCES,
   type KvTransferParams,
-  type ParamsIssue,
-  type ParamsIssueCode,
   type ParamsResult,
   type ParseParamsOptions,
   type RemoteDecoder,
@@ -43,40 +41,6 @@ const OTHER_CONNECTOR_COMPANIONS = new Set([
 ]);
 const ADDRESS_KEYS = ['remote_host', 'remote_port', 'remote_url'] as const;
 const PEER_KEYS = ['kv_request_id', ...ADDRESS_KEYS] as const;
-
-type Fields = Readonly<Record<string, unknown>>;
-
-/** Enough to mend a request by; the input comes from outside, so the answer to it is bounded. */
-const MAX_FINDINGS = 64;
-
-/** Collects issues; strictness decides whether a doubtful one is an error. */
-class Findings {
-  readonly errors: ParamsIssue[] = [];
-  readonly warnings: ParamsIssue[] = [];
-  readonly strict: boolean;
-
-  constructor(strict: boolean) {
-    this.strict = strict;
-  }
-
-  readonly error = (code: ParamsIssueCode, path: string, message: string, remedy: string): void => {
-    if (this.errors.length === MAX_FINDINGS) return;
-    this.errors.push({ severity: 'error', code, path, message, remedy });
-  };
-
-  /** Whether another doubt would be dropped: its text need not be made then. */
-  get isFullOfDoubt(): boolean {
-    return (this.strict ? this.errors : this.warnings).length === MAX_FINDINGS;
-  }
-
-  /** A warning, or an error in strict mode. */
-  doubt(code: ParamsIssueCode, path: string, message: string, remedy: string): void {
-    if (this.strict) this.error(code, path, message, remedy);
-    else if (this.warnings.length < MAX_FINDINGS) {
-      this.warnings.push({ severity: 'warning', code, path, message, remedy });
-    }
-  }
-}
 
 /**
  * Parses and validates the `kv_transfer_params` of a request: the rules of the llm-d contract, section 3.3, except
@@ -308,47 +272,10 @@ function checkPeerKeys(fields: Fields, path: string, findings: Findings): void {
   }
 }
 
-function unknownKey(path: string, key: string, known: readonly string[], findings: Findings): void {
-  if (findings.isFullOfDoubt) return;
-  const near = nearestName(key, known);
-  const remedy = near === undefined ? `known keys are ${known.join(', ')}` : `did you mean ${near}?`;
-  findings.doubt('UNKNOWN_KEY', path, 'is unknown and is ignored', remedy);
-}
-
-function checkFields(value: unknown, path: string, findings: Findings): value is Fields {
-  if (isFields(value)) return true;
-  const remedy = 'give an object, or leave the key out';
-  findings.error('NOT_AN_OBJECT', path, `is ${describe(value)}, not an object`, remedy);
-  return false;
-}
-
-function isFields(value: unknown): value is Fields {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
-}
-
 function isRole(key: string): boolean {
   return ROLES.includes(key as (typeof ROLES)[number]);
 }
 
 function isAddressKey(key: string): boolean {
   return ADDRESS_KEYS.includes(key as (typeof ADDRESS_KEYS)[number]);
-}
-
-/** A path that stays one readable line whatever the key is. */
-function join(path: string, key: string): string {
-  return /^[A-Za-z_][A-Za-z0-9_]{0,63}$/.test(key) ? `${path}.${key}` : `${path}[${quote(key)}]`;
-}
-
-/** The value in a few words; what comes from outside is cut and escaped. */
-function describe(value: unknown): string {
-  if (value === null) return 'null';
-  if (Array.isArray(value)) return 'a list';
-  if (typeof value === 'object') return 'an object';
-  if (typeof value === 'string') return quote(value);
-  if (typeof value === 'number' || typeof value === 'boolean') return String(value);
-  return typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`;
-}
-
-function quote(text: string): string {
-  return JSON.stringify(text.length > 64 ? `${text.slice(0, 64)}…` : text);
 }

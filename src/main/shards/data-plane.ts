@@ -1,0 +1,109 @@
+// The receive agent: what remote peers write through. Owned by main, made before the workers start.
+
+import type { PoolHandle } from '../../../native/index.js';
+import type { ReceiveAgent } from '../../../native/nixl.js';
+import { loadNixl } from '../../../native/nixl.js';
+import { resolveNixl } from '../../shared/nixl-dir.js';
+import { applyNixlEnvironment } from '../../shared/nixl-environment.js';
+import { KvpeerError } from '../errors.js';
+import type { DataPlaneStatus } from '../observe/health.js';
+import type { DataPlane } from './running-shards.js';
+
+/** Metadata of a node without a data plane, and what it accepts from others. */
+const NO_METADATA = Buffer.from('none');
+
+export interface OwnedDataPlane extends DataPlane {
+  readonly status: DataPlaneStatus;
+  /** Destroys the receive agent; the pool may be unmapped afterwards. Idempotent. */
+  close(): Promise<void>;
+}
+
+/** Where the NIXL library is, with its environment applied: before any worker starts. */
+export interface NixlLibrary {
+  readonly libraryPath: string;
+  readonly version: string;
+  readonly transports: string;
+}
+
+/**
+ * Finds the library and puts UCX's settings into the environment. Only on the main thread, before workers start: theirs
+ * is a copy that the library does not see.
+ *
+ * @throws KVPEER_NIXL_UNAVAILABLE with reason and remedy
+ */
+export function prepareNixl(host: string): NixlLibrary {
+  const location = resolveNixl();
+  if (location.kind === 'missing') {
+    throw new KvpeerError('KVPEER_NIXL_UNAVAILABLE', `${location.reason}; ${location.remedy}`);
+  }
+  const settings = applyNixlEnvironment(host);
+  const lanes = settings.filter(({ name }) => name === 'UCX_TLS' || name === 'UCX_NET_DEVICES');
+  return {
+    libraryPath: location.libraryPath,
+    version: location.version,
+    transports: lanes.map(({ name, value }) => `${name}=${value}`).join(' '),
+  };
+}
+
+/** Without NIXL: peers connect and look up, nothing is moved. */
+export function noDataPlane(): OwnedDataPlane {
+  return {
+    name: 'none',
+    status: { name: 'none', version: '', transports: '' },
+    baseAddr: 0,
+    offersCma: false,
+    metadata: () => NO_METADATA,
+    recycle: () => Promise.resolve(),
+    close: () => Promise.resolve(),
+  };
+}
+
+/** Makes the receive agent over the pool, off the event loop. */
+export async function startDataPlane(
+  library: NixlLibrary,
+  pool: PoolHandle,
+  numBlocks: number,
+  blockBytes: number,
+): Promise<OwnedDataPlane> {
+  const nixl = loadNixl();
+  const create = (): Promise<ReceiveAgent> =>
+    nixl.createReceiveAgent(library.libraryPath, pool, numBlocks, blockBytes);
+  let agent: ReceiveAgent | undefined;
+  try {
+    agent = await create();
+  } catch (cause) {
+    throw new KvpeerError(
+      'KVPEER_NIXL_UNAVAILABLE',
+      `NIXL at ${library.libraryPath} cannot be used: ${cause instanceof Error ? cause.message : String(cause)}; run the set-up again, check UCX_TLS, or start with --data-plane none`,
+      { cause },
+    );
+  }
+  let metadata = Buffer.from(agent.metadata);
+  return {
+    name: 'nixl',
+    status: { name: 'nixl', version: library.version, transports: library.transports },
+    baseAddr: agent.baseAddr,
+    offersCma: offersCma(process.env.UCX_TLS),
+    metadata: () => metadata,
+    recycle: async () => {
+      if (agent) await nixl.destroyReceiveAgent(agent.handle);
+      agent = undefined;
+      agent = await create();
+      metadata = Buffer.from(agent.metadata);
+    },
+    close: async () => {
+      const last = agent;
+      agent = undefined;
+      if (last) await nixl.destroyReceiveAgent(last.handle);
+    },
+  };
+}
+
+/** Whether a UCX_TLS value lets same-host peers write by CMA: an allow-list that names it, or a deny-list that does not. */
+export function offersCma(tls: string | undefined): boolean {
+  if (tls === undefined || tls === '') return true;
+  const isDenyList = tls.startsWith('^');
+  const names = (isDenyList ? tls.slice(1) : tls).split(',').map((name) => name.trim());
+  const isNamed = names.some((name) => ['cma', 'sm', 'shm', 'all'].includes(name));
+  return isDenyList ? !isNamed : isNamed;
+}

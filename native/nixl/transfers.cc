@@ -58,7 +58,7 @@ uint32_t SendAgent::addPeer(const uint8_t* blob, size_t blobBytes, const PeerSpa
   }
   const std::string claimed = agentNameIn(blob, blobBytes);
   if (claimed.empty()) {
-    *reason = "the agent metadata does not begin as NIXL's does";
+    *reason = "the agent metadata does not begin or end as NIXL's does";
     return 0;
   }
   for (const auto& [handle, peer] : peers_) {
@@ -71,7 +71,8 @@ uint32_t SendAgent::addPeer(const uint8_t* blob, size_t blobBytes, const PeerSpa
   char* loaded = nullptr;
   int status = nixl->load_remote_md(agent_->handle(), blob, blobBytes, &loaded);
   if (status != nixl::kSuccess) {
-    // NIXL may keep parts of a refused blob under its name.
+    // NIXL may keep parts of a refused blob under its name. One that it refuses for its memory section leaves the
+    // connection behind, which nothing but the agent's end removes: that name stays refused here until then.
     nixl->invalidate_remote_md(agent_->handle(), claimed.c_str());
     *reason = "NIXL refused the agent metadata: " + nixl::statusText(status);
     return 0;
@@ -243,7 +244,7 @@ std::string agentNameIn(const uint8_t* blob, size_t bytes) {
   static constexpr char kStart[] = "nixlSerDes|Agent";
   constexpr size_t kStartBytes = sizeof kStart - 1;
   constexpr size_t kMaxNameBytes = 1024;
-  if (bytes < kStartBytes + 8 || memcmp(blob, kStart, kStartBytes) != 0) return {};
+  if (bytes < kStartBytes + 8 || memcmp(blob, kStart, kStartBytes) != 0 || blob[bytes - 1] != '|') return {};
   uint64_t length = 0;
   memcpy(&length, blob + kStartBytes, sizeof length);
   const size_t available = bytes - kStartBytes - 8;

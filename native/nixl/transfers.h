@@ -55,8 +55,7 @@ class SendAgent {
     int status = 0;           // NIXL's: 0 done, 1 in progress, negative failed
   };
 
-  // The peer's handle, or 0 with `reason` set. Refused metadata is invalidated again, so that a later good blob of the
-  // same agent is not refused for it.
+  // The peer's handle, or 0 with `reason` set. Refused metadata is invalidated again.
   uint32_t addPeer(const uint8_t* blob, size_t blobBytes, const PeerSpan& span, std::string* reason);
   // False while the peer has open requests.
   bool removePeer(uint32_t peer);
@@ -112,7 +111,8 @@ class SendAgent {
 // Orders pairs by local slot (then remote), so that neighbours on both sides become one descriptor.
 void sortPairs(BlockPair* pairs, size_t count);
 
-// The agent's name inside a metadata blob; empty when the blob does not begin as NIXL writes it.
+// The agent's name inside a metadata blob; empty when the blob does not begin and end as NIXL writes it (a truncated
+// one must not reach the library, see addPeer).
 std::string agentNameIn(const uint8_t* blob, size_t bytes);
 
 }  // namespace kvpeer

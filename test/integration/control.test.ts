@@ -2,6 +2,7 @@
 
 import { createServer, type AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
+import { Router } from 'zeromq';
 import { afterEach, describe, expect, test } from 'vitest';
 import { createControlTransport } from '../../src/main/control/zeromq-transport.js';
 import { ControlBench, FAST, text, until } from './support/control.js';
@@ -102,6 +103,21 @@ describe('two transports', () => {
     // The end of a connection that was taken over is no news of the one that took over.
     expect(b.gone).toEqual([]);
   });
+});
+
+test('number B: closed and opened again at once, 30 times, a ROUTER without handover hears every first frame', async () => {
+  const vllm = new Router({ context: bench.context, linger: 0 });
+  await vllm.bind('tcp://127.0.0.1:0');
+  const a = await bench.bound();
+  for (let i = 0; i < 30; i++) {
+    const { handle } = bench.dealer(a, String(vllm.lastEndpoint).replace('tcp://', ''));
+    handle.send(Buffer.from(`connect ${i}`));
+    const [from, frame] = await vllm.receive();
+    expect([from.toString(), frame.toString()]).toEqual([a.transport.localAddress, `connect ${i}`]);
+    await until(() => handle.isConnected, 'the handshake');
+    void handle.close();
+  }
+  vllm.close();
 });
 
 describe('the end of a connection', () => {

@@ -25,6 +25,13 @@ const HANDSHAKE_ERRORS = [
   'handshake:error:other',
 ] as const;
 
+/**
+ * Time between the end of a connection and the next one to the same address. A ROUTER without handover (vLLM's) drops
+ * everything from a second connection with a known identity, for good, unless it saw the end of the first one before;
+ * without a pause the first frame was lost in 2 of 30 tries.
+ */
+const REOPEN_PAUSE_MS = 20;
+
 /** What a DEALER needs from its transport. */
 export interface DealerEnvironment {
   readonly context: Context;
@@ -32,15 +39,21 @@ export interface DealerEnvironment {
   /** Our identity, and its host. */
   readonly localAddress: string;
   readonly localHost: string;
-  /** The connection has no socket any more. */
-  readonly onReleased: (dealer: DealerConnection) => void;
+  /** Ends when every earlier connection to the same address that is being closed is gone. */
+  readonly predecessorsGone: Promise<unknown>;
+  /** The connection is gone. */
+  readonly onGone: (dealer: DealerConnection) => void;
 }
 
 export class DealerConnection implements DealerHandle {
   readonly address: string;
+  /** Settles when the remote has had time to see the end of the connection. */
+  readonly gone: Promise<void>;
+  private resolveGone: () => void = () => undefined;
   private readonly queue: FrameQueue;
   private socket: Dealer | undefined;
   private connected = false;
+  private isReleased = false;
   private isDown = false;
   private pumping: Promise<void> | undefined;
   private lastSendAtMs = -Infinity;
@@ -54,6 +67,9 @@ export class DealerConnection implements DealerHandle {
   ) {
     this.address = address;
     this.queue = new FrameQueue(environment.options.queueFrames, environment.options.queueBytes);
+    this.gone = new Promise((resolve) => {
+      this.resolveGone = resolve;
+    });
     void this.open(remote);
   }
 
@@ -73,6 +89,11 @@ export class DealerConnection implements DealerHandle {
     return this.socket !== undefined;
   }
 
+  /** Whether the connection is over, or will be without anybody doing anything. */
+  get isLeaving(): boolean {
+    return this.isDown || this.closing !== undefined;
+  }
+
   send(frame: Buffer): boolean {
     if (this.isDown || this.closing !== undefined || !this.queue.push(frame)) return false;
     this.startPump();
@@ -82,13 +103,14 @@ export class DealerConnection implements DealerHandle {
   close(): Promise<void> {
     this.closing ??= this.flush().then(() => {
       this.release();
+      return this.gone;
     });
     return this.closing;
   }
 
   private async open(remote: PeerAddress): Promise<void> {
     try {
-      const host = await resolveHost(remote.host);
+      const [host] = await Promise.all([resolveHost(remote.host), this.environment.predecessorsGone]);
       if (this.closing !== undefined) return;
       if (host === undefined) {
         this.goDown('unresolved');
@@ -199,12 +221,17 @@ export class DealerConnection implements DealerHandle {
   }
 
   private release(): void {
+    if (this.isReleased) return;
+    this.isReleased = true;
     this.isDown = true;
     this.connected = false;
     this.queue.clear();
     this.socket?.close();
     this.socket = undefined;
-    this.environment.onReleased(this);
+    setTimeout(() => {
+      this.environment.onGone(this);
+      this.resolveGone();
+    }, REOPEN_PAUSE_MS);
   }
 }
 

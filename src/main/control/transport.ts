@@ -95,8 +95,8 @@ export interface DealerHandle {
    */
   send(frame: Buffer): boolean;
   /**
-   * Stops taking frames, gives those that are queued up to `lingerMs` to leave, then closes. Settles when the socket is
-   * closed; idempotent.
+   * Stops taking frames, gives those that are queued up to `lingerMs` to leave, then closes. Settles when the connection
+   * is gone; idempotent.
    */
   close(): Promise<void>;
 }
@@ -117,7 +117,7 @@ export interface ControlTransport {
   readonly socketCount: number;
   /**
    * Opens a DEALER towards a peer. Only for an address that a complete, valid `connect` came from, or that the local
-   * operator or request named. Several handles for one address may exist while an old one closes.
+   * operator or request named. While an earlier handle for the address still closes, the new one waits and takes frames.
    *
    * @throws KVPEER_INVALID_ARGUMENT when the address is not a legal identity
    * @throws KVPEER_CLOSED after `close()`

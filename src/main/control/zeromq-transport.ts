@@ -93,7 +93,8 @@ class ZeromqTransport implements ControlTransport {
         options: this.options,
         localAddress: this.localAddress,
         localHost: this.advertiseHost,
-        onReleased: (released) => this.dealers.delete(released),
+        predecessorsGone: Promise.all(this.leaving(parsed.text)),
+        onGone: (dealer) => this.dealers.delete(dealer),
       },
       events,
     );
@@ -104,6 +105,12 @@ class ZeromqTransport implements ControlTransport {
   close(): Promise<void> {
     this.closing ??= this.closeAll();
     return this.closing;
+  }
+
+  private leaving(address: string): Promise<void>[] {
+    return [...this.dealers]
+      .filter((dealer) => dealer.address === address && dealer.isLeaving)
+      .map((dealer) => dealer.gone);
   }
 
   private async closeAll(): Promise<void> {

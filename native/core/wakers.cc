@@ -42,7 +42,7 @@ void onWake(uv_async_t* async) {
   napi_value callback = nullptr;
   napi_value receiver = nullptr;
   napi_get_reference_value(env, waker->callback, &callback);
-  napi_get_undefined(env, &receiver);
+  napi_get_global(env, &receiver);
   // Through make_callback: microtasks and next ticks run after the callback, as after every event.
   if (callback != nullptr &&
       napi_make_callback(env, waker->context, receiver, callback, 0, nullptr, nullptr) == napi_pending_exception) {

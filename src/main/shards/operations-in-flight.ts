@@ -1,0 +1,525 @@
+// The operations that main has given to workers or keeps waiting: admission, rings, completions, and a worker's loss.
+
+import {
+  type Layout,
+  RING_HEAD_OFFSET,
+  RING_TAIL_OFFSET,
+  completionRing,
+  mainArmedWord,
+  submissionRing,
+  workerArmedWord,
+} from '../../shared/layout.js';
+import { EXTENT_UNIT_BYTES, ExtentWord, NO_EXTENT, Opcode, Outcome } from '../../shared/operations.js';
+import { RingConsumer, RingProducer, arm, disarm, wakeWorker } from '../../shared/ring.js';
+
+/** Completions handled before the event loop gets its turn. */
+const DRAIN_BUDGET = 256;
+/** Waiting operations that are tried in one go although they may still find no room. */
+const RETRIES_PER_PASS = 64;
+const MAX_OPERATION_NUMBER = 2 ** 31 - 1;
+
+/** Results that were lost with the worker that had them; the asker counts for itself. */
+export const LOST_RESULT = -1;
+/** Stands for an outcome when the node closed before the operation ended. */
+export const CLOSED = -1;
+
+/** What becomes of an operation when a worker that has a part of it dies before that part is done. */
+export type OnWorkerLost =
+  /** It ends with WorkerLost once the other owners are done. */
+  | 'fail'
+  /** The part is done again by the worker's replacement: it does only what is left. */
+  | 'repeat'
+  /** As repeat, by any worker. */
+  | 'repeatAnywhere'
+  /** The death was the end of it: a hard stop, a removal. */
+  | 'complete'
+  /** Done when its pins are recorded, else it fails: a match. */
+  | 'ifRecorded';
+
+export interface Operation {
+  readonly opcode: Opcode;
+  /** Byte offset, or NO_EXTENT. */
+  readonly extent: number;
+  readonly arg0: number;
+  readonly arg1: number;
+  readonly arg2: number;
+  readonly onWorkerLost: OnWorkerLost;
+  /** Exactly once. Results are LOST_RESULT when the worker that had them died; the outcome may be CLOSED. */
+  readonly done: (
+    outcome: Outcome | typeof CLOSED,
+    result0: number,
+    result1: number,
+    result2: number,
+  ) => void;
+}
+
+interface OpenOperation {
+  readonly operation: Operation;
+  readonly opNumber: number;
+  /** Bit w: worker w was given a part. */
+  owners: number;
+}
+
+interface Waiting {
+  /** Tries to submit; false when there still is no room. */
+  readonly attempt: () => boolean;
+  readonly end: (reason: 'busy' | 'closed') => void;
+  readonly deadlineMs: number;
+}
+
+export interface InFlightOptions {
+  readonly control: SharedArrayBuffer;
+  readonly layout: Layout;
+  /** How long an operation may wait for room. */
+  readonly queueMs: number;
+  /** Operations that may wait at a time; further ones expire at once. */
+  readonly maxWaitingCount: number;
+}
+
+interface WorkerState {
+  producer: RingProducer;
+  consumer: RingConsumer;
+  readonly armedWord: number;
+  isUp: boolean;
+  openCount: number;
+  serveCount: number;
+  /** Parts to be done again by the replacement. */
+  repeats: OpenOperation[];
+}
+
+/**
+ * Main side of the rings. A worker has at most as many open operations as its rings have records, so neither its
+ * completions nor main's submissions can find a ring full; what is over waits here, for a bounded time where the
+ * asker can be told that there is no room.
+ */
+export class OperationsInFlight {
+  private readonly words: Int32Array;
+  private readonly layout: Layout;
+  private readonly options: InFlightOptions;
+  private readonly workers: WorkerState[];
+  private readonly open = new Map<number, OpenOperation>();
+  private readonly waiting: Waiting[] = [];
+  private readonly urgent: Waiting[] = [];
+  private timer: NodeJS.Timeout | undefined;
+  private isScheduled = false;
+  private isPumping = false;
+  private isClosed = false;
+  private nextNumber = 1;
+  private nextWorker = 0;
+  private readonly mainWord: number;
+
+  constructor(options: InFlightOptions) {
+    const { layout } = options;
+    this.options = options;
+    this.layout = layout;
+    this.words = new Int32Array(options.control, 0, layout.controlBytes / 4);
+    this.mainWord = mainArmedWord(layout);
+    this.workers = Array.from({ length: layout.shardCount }, (_, worker) => ({
+      ...this.ringsOf(worker),
+      armedWord: workerArmedWord(layout, worker),
+      isUp: true,
+      openCount: 0,
+      serveCount: 0,
+      repeats: [],
+    }));
+    this.goToSleep();
+  }
+
+  get workerCount(): number {
+    return this.workers.length;
+  }
+
+  get openCount(): number {
+    return this.open.size;
+  }
+
+  get waitingCount(): number {
+    return this.waiting.length + this.urgent.length;
+  }
+
+  openCountOf(worker: number): number {
+    return this.workers[worker].openCount;
+  }
+
+  isUp(worker: number): boolean {
+    return this.workers[worker].isUp;
+  }
+
+  /** Bits of all workers. */
+  get allOwners(): number {
+    return 2 ** this.workers.length - 1;
+  }
+
+  /** The live worker with the fewest open operations, one without a transfer in hand first; -1 when none has room. */
+  leastBusy(): number {
+    let best = -1;
+    let bestLoad = Infinity;
+    for (let worker = 0; worker < this.workers.length; worker += 1) {
+      const state = this.workers[worker];
+      if (!state.isUp || state.openCount >= this.layout.ringCapacity) continue;
+      const load = state.openCount + (state.serveCount > 0 ? this.layout.ringCapacity : 0);
+      if (load >= bestLoad) continue;
+      best = worker;
+      bestLoad = load;
+    }
+    return best;
+  }
+
+  /** Whether each of these workers lives and has room. */
+  hasRoom(owners: number): boolean {
+    for (let worker = 0; worker < this.workers.length; worker += 1) {
+      if ((owners & (1 << worker)) === 0) continue;
+      const state = this.workers[worker];
+      if (!state.isUp || state.openCount >= this.layout.ringCapacity) return false;
+    }
+    return true;
+  }
+
+  /**
+   * Gives the operation to its owners, who must have room.
+   *
+   * @returns its number
+   */
+  submit(operation: Operation, owners: number): number {
+    const opNumber = this.number();
+    const entry: OpenOperation = { operation, opNumber, owners };
+    this.open.set(opNumber, entry);
+    if (operation.extent !== NO_EXTENT) {
+      const header = operation.extent / 4;
+      this.words[header + ExtentWord.Recorded] = 0;
+      this.words[header + ExtentWord.OwnersLeft] = owners;
+      this.words[header + ExtentWord.Outcome] = Outcome.Ok;
+    }
+    for (let worker = 0; worker < this.workers.length; worker += 1) {
+      if ((owners & (1 << worker)) !== 0) this.give(entry, worker);
+    }
+    return opNumber;
+  }
+
+  /** The same operation in parts: each owner has its own first argument pair (a range of positions). */
+  submitRanges(
+    operation: Operation,
+    ranges: readonly { worker: number; first: number; count: number }[],
+  ): void {
+    const opNumber = this.number();
+    let owners = 0;
+    for (const range of ranges) owners |= 1 << range.worker;
+    const header = operation.extent / 4;
+    this.words[header + ExtentWord.Recorded] = 0;
+    this.words[header + ExtentWord.OwnersLeft] = owners;
+    this.words[header + ExtentWord.Outcome] = Outcome.Ok;
+    this.open.set(opNumber, { operation, opNumber, owners });
+    for (const { worker, first, count } of ranges) {
+      this.workers[worker].openCount += 1;
+      this.push(worker, operation.opcode, opNumber, operation.extent, first, count, 0);
+    }
+  }
+
+  /** A record that has no completion of its own. False when the ring is full. */
+  notify(worker: number, opcode: Opcode, arg0: number): boolean {
+    const { producer } = this.workers[worker];
+    if (producer.freeCount() === 0) return false;
+    this.push(worker, opcode, 0, NO_EXTENT, arg0, 0, 0);
+    return true;
+  }
+
+  /**
+   * Runs `attempt` now, or again and again when room appears, in the order of the calls.
+   *
+   * @param urgency 'bounded': it ends with 'busy' after queueMs; 'must': it waits as long as it takes, before the others
+   */
+  whenRoom(attempt: () => boolean, urgency: 'bounded' | 'must', end: Waiting['end']): void {
+    if (this.isClosed) {
+      queueMicrotask(() => {
+        end('closed');
+      });
+      return;
+    }
+    const list = urgency === 'must' ? this.urgent : this.waiting;
+    if (list.length === 0 && attempt()) return;
+    if (urgency === 'bounded' && list.length >= this.options.maxWaitingCount) {
+      queueMicrotask(() => {
+        end('busy');
+      });
+      return;
+    }
+    list.push({ attempt, end, deadlineMs: performance.now() + this.options.queueMs });
+    this.startTimer();
+  }
+
+  /** Tries what waits: a completion, room in the arena or a new worker may have made room. */
+  pump(): void {
+    if (this.isPumping || this.isClosed) return;
+    this.isPumping = true;
+    try {
+      retry(this.urgent);
+      retry(this.waiting);
+    } finally {
+      this.isPumping = false;
+    }
+  }
+
+  /** Handles what has arrived; called when the waker fires. */
+  readonly drain = (): void => {
+    if (this.isScheduled || this.isClosed) return;
+    this.drainNow();
+  };
+
+  private readonly drainLater = (): void => {
+    this.isScheduled = false;
+    if (!this.isClosed) this.drainNow();
+  };
+
+  private drainNow(): void {
+    let budget = DRAIN_BUDGET;
+    for (let turn = 0; turn < this.workers.length && budget > 0; turn += 1) {
+      this.nextWorker = this.nextWorker + 1 >= this.workers.length ? 0 : this.nextWorker + 1;
+      budget -= this.take(this.nextWorker, budget);
+    }
+    this.pump();
+    if (budget > 0 && this.goToSleep()) return;
+    this.isScheduled = true;
+    setImmediate(this.drainLater);
+  }
+
+  /** Arms main's word. @returns false when something has arrived meanwhile: then the word is not armed */
+  private goToSleep(): boolean {
+    arm(this.words, this.mainWord);
+    if (!this.workers.some((state) => state.consumer.available() > 0)) return true;
+    disarm(this.words, this.mainWord);
+    return false;
+  }
+
+  private take(worker: number, budget: number): number {
+    const { consumer } = this.workers[worker];
+    const count = Math.min(consumer.available(), budget);
+    const { words } = this;
+    for (let i = 0; i < count; i += 1) {
+      const at = consumer.wordAt(i);
+      this.complete(words[at + 1], words[at + 3] as Outcome, words[at + 4], words[at + 5], words[at + 6]);
+    }
+    if (count > 0) consumer.advance(count);
+    return count;
+  }
+
+  private complete(
+    opNumber: number,
+    outcome: Outcome,
+    result0: number,
+    result1: number,
+    result2: number,
+  ): void {
+    const entry = this.open.get(opNumber);
+    // Not open: its worker died after the last part and before this record, and main ended it then.
+    if (entry === undefined) return;
+    this.open.delete(opNumber);
+    this.discount(entry, entry.owners);
+    try {
+      entry.operation.done(outcome, result0, result1, result2);
+    } catch (error) {
+      // A caller's mistake must not stop the other completions; it surfaces as an uncaught exception.
+      queueMicrotask(() => {
+        throw error;
+      });
+    }
+  }
+
+  private discount(entry: OpenOperation, owners: number): void {
+    for (let worker = 0; worker < this.workers.length; worker += 1) {
+      if ((owners & (1 << worker)) === 0) continue;
+      this.workers[worker].openCount -= 1;
+      if (isServe(entry.operation)) this.workers[worker].serveCount -= 1;
+    }
+  }
+
+  private give(entry: OpenOperation, worker: number): void {
+    const state = this.workers[worker];
+    const { operation } = entry;
+    state.openCount += 1;
+    if (isServe(operation)) state.serveCount += 1;
+    this.push(
+      worker,
+      operation.opcode,
+      entry.opNumber,
+      operation.extent,
+      operation.arg0,
+      operation.arg1,
+      operation.arg2,
+    );
+  }
+
+  private push(
+    worker: number,
+    opcode: number,
+    opNumber: number,
+    extent: number,
+    arg0: number,
+    arg1: number,
+    arg2: number,
+  ): void {
+    const { producer, armedWord } = this.workers[worker];
+    const unit = extent === NO_EXTENT ? NO_EXTENT : extent / EXTENT_UNIT_BYTES;
+    if (!producer.push(opcode, opNumber, unit, arg0, arg1, arg2, 0, 0)) {
+      throw new Error(`the submission ring of worker ${worker} is full`);
+    }
+    producer.publish();
+    wakeWorker(this.words, armedWord);
+  }
+
+  private startTimer(): void {
+    if (this.timer !== undefined || this.isClosed || this.waiting.length === 0) return;
+    // All wait equally long, so the first is the next.
+    const ms = this.waiting[0].deadlineMs - performance.now();
+    this.timer = setTimeout(this.onTimer, Math.max(1, Math.ceil(ms)));
+  }
+
+  private readonly onTimer = (): void => {
+    this.timer = undefined;
+    this.pump();
+    const now = performance.now();
+    let count = 0;
+    while (count < this.waiting.length && this.waiting[count].deadlineMs <= now) count += 1;
+    for (const entry of this.waiting.splice(0, count)) entry.end('busy');
+    this.startTimer();
+  };
+
+  // ---- loss of a worker
+
+  /**
+   * The worker's thread has exited. What it had finished is completed, what it had not is failed, completed or kept
+   * for its replacement; its rings are empty afterwards and nothing is given to it before `workerUp`.
+   */
+  workerLost(worker: number): void {
+    const state = this.workers[worker];
+    state.isUp = false;
+    while (this.take(worker, DRAIN_BUDGET) > 0);
+    const affected = [...this.open.values()].filter((entry) => (entry.owners & (1 << worker)) !== 0);
+    this.clearRings(worker);
+    for (const entry of affected) this.partLost(entry, worker);
+    this.pump();
+  }
+
+  /** The replacement runs: first `before` (the rebuild, peers), then the parts that wait to be done again. */
+  workerUp(worker: number, before: () => void): void {
+    const state = this.workers[worker];
+    state.isUp = true;
+    before();
+    const { repeats } = state;
+    state.repeats = [];
+    for (const entry of repeats) {
+      const { operation } = entry;
+      this.push(
+        worker,
+        operation.opcode,
+        entry.opNumber,
+        operation.extent,
+        operation.arg0,
+        operation.arg1,
+        operation.arg2,
+      );
+    }
+    this.pump();
+  }
+
+  private partLost(entry: OpenOperation, worker: number): void {
+    const { operation } = entry;
+    const bit = 1 << worker;
+    if (operation.extent === NO_EXTENT) {
+      const outcome = operation.onWorkerLost === 'complete' ? Outcome.Ok : Outcome.WorkerLost;
+      this.complete(entry.opNumber, outcome, LOST_RESULT, LOST_RESULT, LOST_RESULT);
+      return;
+    }
+    const header = operation.extent / 4;
+    const isPartDone = (Atomics.load(this.words, header + ExtentWord.OwnersLeft) & bit) === 0;
+    if (isPartDone) {
+      if (Atomics.load(this.words, header + ExtentWord.OwnersLeft) === 0) this.completeFromExtent(entry);
+      return;
+    }
+    switch (operation.onWorkerLost) {
+      case 'repeat':
+        this.workers[worker].repeats.push(entry);
+        return;
+      case 'repeatAnywhere': {
+        const other = this.leastBusy();
+        if (other < 0) {
+          this.workers[worker].repeats.push(entry);
+          return;
+        }
+        this.discount(entry, bit);
+        entry.owners = 1 << other;
+        this.words[header + ExtentWord.OwnersLeft] = entry.owners;
+        this.give(entry, other);
+        return;
+      }
+      case 'ifRecorded':
+        if ((Atomics.load(this.words, header + ExtentWord.Recorded) & bit) === 0) {
+          Atomics.compareExchange(this.words, header + ExtentWord.Outcome, Outcome.Ok, Outcome.WorkerLost);
+        }
+        break;
+      case 'fail':
+        Atomics.compareExchange(this.words, header + ExtentWord.Outcome, Outcome.Ok, Outcome.WorkerLost);
+        break;
+      case 'complete':
+        break;
+    }
+    const left = Atomics.and(this.words, header + ExtentWord.OwnersLeft, ~bit) & ~bit;
+    if (left === 0) this.completeFromExtent(entry);
+  }
+
+  private completeFromExtent(entry: OpenOperation): void {
+    const outcome = Atomics.load(this.words, entry.operation.extent / 4 + ExtentWord.Outcome) as Outcome;
+    this.complete(entry.opNumber, outcome, LOST_RESULT, LOST_RESULT, LOST_RESULT);
+  }
+
+  private clearRings(worker: number): void {
+    for (const ring of [submissionRing(this.layout, worker), completionRing(this.layout, worker)]) {
+      Atomics.store(this.words, (ring + RING_HEAD_OFFSET) / 4, 0);
+      Atomics.store(this.words, (ring + RING_TAIL_OFFSET) / 4, 0);
+    }
+    disarm(this.words, this.workers[worker].armedWord);
+    Object.assign(this.workers[worker], this.ringsOf(worker));
+  }
+
+  private ringsOf(worker: number): Pick<WorkerState, 'producer' | 'consumer'> {
+    const { words, layout } = this;
+    return {
+      producer: new RingProducer(words, submissionRing(layout, worker), layout.ringCapacity),
+      consumer: new RingConsumer(words, completionRing(layout, worker), layout.ringCapacity),
+    };
+  }
+
+  // ---- end
+
+  /** Every worker has exited: whatever is open or waiting ends as closed. */
+  close(): void {
+    if (this.isClosed) return;
+    this.isClosed = true;
+    clearTimeout(this.timer);
+    const open = [...this.open.values()];
+    this.open.clear();
+    const waiting = [...this.urgent.splice(0), ...this.waiting.splice(0)];
+    for (const entry of open) entry.operation.done(CLOSED, LOST_RESULT, LOST_RESULT, LOST_RESULT);
+    for (const entry of waiting) entry.end('closed');
+  }
+
+  private number(): number {
+    // Unique as long as fewer than 2^31 operations are open, and long after: a late record finds no namesake.
+    do {
+      this.nextNumber = this.nextNumber >= MAX_OPERATION_NUMBER ? 1 : this.nextNumber + 1;
+    } while (this.open.has(this.nextNumber));
+    return this.nextNumber;
+  }
+}
+
+function isServe(operation: Operation): boolean {
+  return operation.opcode === Opcode.Serve;
+}
+
+/** Takes out what found room, in order; gives up for now after a number of failures. */
+function retry(list: Waiting[]): void {
+  let at = 0;
+  while (at < list.length && at < RETRIES_PER_PASS) {
+    if (list[at].attempt()) list.splice(at, 1);
+    else at += 1;
+  }
+}

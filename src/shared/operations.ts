@@ -169,7 +169,7 @@ export const ExtentWord = {
 } as const;
 export const EXTENT_HEADER_BYTES = 64;
 /** Leases that one Match or Serve may name. */
-export const MAX_LEASES = 1024;
+export const MAX_LEASES = 65_536;
 
 /**
  * What Rebuild keeps. Replaced: READY with its pins; WRITING and QUARANTINED slots that main has marked as owned by a

@@ -27,7 +27,6 @@ export type OperationsNative = Pick<
   | 'match'
   | 'release'
   | 'resolve'
-  | 'checkDestinations'
   | 'copyIn'
   | 'fillFromKey'
   | 'verifyFromKey'
@@ -208,15 +207,14 @@ export class ShardOperations implements MoverEvents {
       this.finish(op.opcode, op.opNumber, op.extent, Outcome.NoDataPlane, 0, 0, 0);
       return;
     }
-    const isByLease = (memory.header(op.extent, ExtentWord.Flags) & ExtentFlag.ByLease) !== 0;
-    const checked = isByLease
-      ? native.resolve(control, op.extent)
-      : native.checkDestinations(control, op.extent);
-    if (checked !== Outcome.Ok) {
-      const outcome =
-        checked === Outcome.NotInLease || checked === Outcome.BadDestination ? checked : Outcome.Fault;
-      this.finish(op.opcode, op.opNumber, op.extent, outcome, 0, 0, 0);
-      return;
+    if ((memory.header(op.extent, ExtentWord.Flags) & ExtentFlag.ByLease) !== 0) {
+      const resolved = native.resolve(control, op.extent);
+      if (resolved !== Outcome.Ok) {
+        const isKnown = resolved === Outcome.NotInLease || resolved === Outcome.BadDestination;
+        const outcome = isKnown ? resolved : Outcome.Fault;
+        this.finish(op.opcode, op.opNumber, op.extent, outcome, 0, 0, 0);
+        return;
+      }
     }
     this.serves.set(op.opNumber, op.extent);
     const answer = this.mover.serve({

@@ -57,6 +57,7 @@ export class ShardsClient implements ShardClient {
   private readonly options: ShardsClientOptions;
   private readonly table: SlotTable;
   private pins = 0;
+  private isClosed = false;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
@@ -94,6 +95,12 @@ export class ShardsClient implements ShardClient {
   /** Pins that sets hold now. */
   get pinCount(): number {
     return this.pins;
+  }
+
+  /** The workers have exited: whatever is open or waiting ends with KVPEER_CLOSED, and the mapping is not used again. */
+  close(): void {
+    this.isClosed = true;
+    this.inFlight.close();
   }
 
   // ---- keys
@@ -390,7 +397,7 @@ export class ShardsClient implements ShardClient {
   /** Gives pins and extent back, as soon as no operation reads the set. The caller's views end here. */
   private dropSet(set: ExtentSet): void {
     set.isReleased = true;
-    if (set.holdCount > 0) return;
+    if (set.holdCount > 0 || this.isClosed) return;
     if (set.counts.pinned <= INLINE_RELEASE_PINS) {
       this.unpinNow(set);
       this.giveBack(set);
@@ -410,7 +417,7 @@ export class ShardsClient implements ShardClient {
   }
 
   private unpinNow(set: ExtentSet): void {
-    if (set.counts.pinned === 0) return;
+    if (set.counts.pinned === 0 || this.isClosed) return;
     this.options.release(set.extent);
     this.pins -= set.counts.pinned;
     set.counts.pinned = 0;

@@ -146,11 +146,13 @@ export class DataPeers {
     for (const peer of this.peers.values()) {
       if (peer.mover !== mover || peer.isLeaving) continue;
       const attempt = (): boolean =>
+        this.parts.inFlight.hasRoom(1 << mover) &&
         this.load(peer, (outcome) => {
           if (outcome === Outcome.Ok || outcome === CLOSED) return;
           this.parts.onTrouble(`peer ${peer.peerId} could not be loaded again (outcome ${outcome})`);
         });
-      this.parts.inFlight.whenRoom(attempt, 'must', () => undefined);
+      // At once, before what waits: a serve to a peer that is not loaded yet would fail.
+      if (!attempt()) this.parts.inFlight.whenRoom(attempt, 'must', () => undefined);
     }
   }
 

@@ -12,6 +12,8 @@ import {
 import { EXTENT_UNIT_BYTES, ExtentWord, NO_EXTENT, Opcode, Outcome } from '../../shared/operations.js';
 import { RingConsumer, RingProducer, arm, disarm, wakeWorker } from '../../shared/ring.js';
 
+/** Records of a ring that admission leaves free: for the rebuild of a shard and for records without a completion. */
+const RING_HEADROOM = 4;
 /** Completions handled before the event loop gets its turn. */
 const DRAIN_BUDGET = 256;
 /** Waiting operations that are tried in one go although they may still find no room. */
@@ -107,6 +109,8 @@ export class OperationsInFlight {
   private nextNumber = 1;
   private nextWorker = 0;
   private readonly mainWord: number;
+  /** Open operations per worker. */
+  private readonly admitted: number;
 
   constructor(options: InFlightOptions) {
     const { layout } = options;
@@ -114,6 +118,7 @@ export class OperationsInFlight {
     this.layout = layout;
     this.words = new Int32Array(options.control, 0, layout.controlBytes / 4);
     this.mainWord = mainArmedWord(layout);
+    this.admitted = layout.ringCapacity - RING_HEADROOM;
     this.workers = Array.from({ length: layout.shardCount }, (_, worker) => ({
       ...this.ringsOf(worker),
       armedWord: workerArmedWord(layout, worker),
@@ -156,7 +161,7 @@ export class OperationsInFlight {
     let bestLoad = Infinity;
     for (let worker = 0; worker < this.workers.length; worker += 1) {
       const state = this.workers[worker];
-      if (!state.isUp || state.openCount >= this.layout.ringCapacity) continue;
+      if (!state.isUp || state.openCount >= this.admitted) continue;
       const load = state.openCount + (state.serveCount > 0 ? this.layout.ringCapacity : 0);
       if (load >= bestLoad) continue;
       best = worker;
@@ -170,7 +175,7 @@ export class OperationsInFlight {
     for (let worker = 0; worker < this.workers.length; worker += 1) {
       if ((owners & (1 << worker)) === 0) continue;
       const state = this.workers[worker];
-      if (!state.isUp || state.openCount >= this.layout.ringCapacity) return false;
+      if (!state.isUp || state.openCount >= this.admitted) return false;
     }
     return true;
   }

@@ -105,7 +105,7 @@ export interface Native {
    * control mapping: workerScratch() has room for 4,096 keys, an extent of the arena will do as well.
    */
   hashKeys(control: ControlHandle, extent: number, first: number, count: number, target: number): void;
-  /** 128-bit hash of any bytes under any seed, for tests. */
+  /** 128-bit hash of a key of at most 64 bytes under any seed, for tests. */
   hashKey(key: Uint8Array, seed: bigint): readonly [low: bigint, high: bigint];
 
   // Block bytes: on positions of a range, in the pool

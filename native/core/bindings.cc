@@ -124,6 +124,7 @@ napi_value hashKey(napi_env env, napi_callback_info info) {
   Arguments<2> args(env, info, "hashKey");
   size_t length = 0;
   const auto* key = static_cast<const uint8_t*>(args.typedArray(0, "key", napi_uint8_array, &length));
+  if (args.ok() && length > kMaxHashedBytes) args.failRange("key must have at most 64 bytes");
   uint64_t seed = 0;
   bool isLossless = false;
   if (args.ok() && napi_get_value_bigint_uint64(env, args.value(1), &seed, &isLossless) != napi_ok) {
@@ -156,11 +157,9 @@ struct BlockRange {
   // The content of a block belongs to the key in its record: an extent need not have its keys any more.
   uint64_t keyHash(uint32_t slot) const {
     static const HashSecrets unseeded = deriveSecrets(0);
-    return hashBytes(control->record(slot) + kRecordKey, control->keyBytes, unseeded).low;
+    return hashBytes(control->records().key(slot), control->keyBytes, unseeded).low;
   }
-  uint64_t* checksum(uint32_t slot) const {
-    return reinterpret_cast<uint64_t*>(control->record(slot) + kRecordChecksum);
-  }
+  uint64_t* checksum(uint32_t slot) const { return control->records().checksum(slot); }
 
   // Calls visit(position, slot) where `isWanted(status)` holds; false when a slot number is wrong.
   template <typename IsWanted, typename Visit>

@@ -7,7 +7,12 @@ namespace {
 
 uint64_t roundUpToPage(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-uint64_t atLeastTwo(uint64_t count) { return count < 2 ? 2 : count; }
+// Two entries per slot; at least a pair, and whole pages beyond one.
+uint64_t bucketsFor(uint64_t slots) {
+  const uint64_t buckets = (slots * 2 + kBucketEntries - 1) / kBucketEntries;
+  if (buckets <= kPageBuckets) return buckets < 2 ? 2 : buckets;
+  return (buckets + kPageBuckets - 1) / kPageBuckets * kPageBuckets;
+}
 
 }  // namespace
 
@@ -37,7 +42,7 @@ const char* readControlHeader(uint8_t* base, size_t bytes, ControlMap* control) 
     return "arenaBytes is out of range";
   }
   if (field[kSlotsPerShard] != numBlocks / shardCount) return "slotsPerShard does not fit numBlocks";
-  const uint64_t buckets = atLeastTwo((field[kSlotsPerShard] * 2 + kBucketEntries - 1) / kBucketEntries);
+  const uint64_t buckets = bucketsFor(field[kSlotsPerShard]);
   if (field[kBucketsPerShard] != buckets) return "bucketsPerShard does not fit slotsPerShard";
   const uint64_t recordBytes = keyBytes <= kSmallKeyBytes ? 64 : 128;
   if (field[kRecordBytes] != recordBytes) return "recordBytes does not fit keyBytes";

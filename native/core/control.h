@@ -9,6 +9,20 @@
 
 namespace kvpeer {
 
+// The slot records. Small enough to be handed around by value, so that a loop which stores bytes (that may alias anything)
+// keeps it in registers.
+struct SlotRecords {
+  uint8_t* base;
+  uint32_t shift;
+  uint32_t count;
+  uint32_t keyBytes;
+
+  uint8_t* record(uint32_t slot) const { return base + (static_cast<uint64_t>(slot) << shift); }
+  uint32_t* state(uint32_t slot) const { return reinterpret_cast<uint32_t*>(record(slot) + kRecordState); }
+  uint8_t* key(uint32_t slot) const { return record(slot) + kRecordKey; }
+  uint64_t* checksum(uint32_t slot) const { return reinterpret_cast<uint64_t*>(record(slot) + kRecordChecksum); }
+};
+
 // Copied from the header once: what another thread writes there later changes nothing here.
 struct ControlMap {
   uint8_t* base = nullptr;
@@ -35,8 +49,7 @@ struct ControlMap {
     const uint64_t number = static_cast<uint64_t>(shard) * bucketsPerShard + index;
     return reinterpret_cast<uint32_t*>(base + indexOffset + number * kBucketBytes);
   }
-  uint8_t* record(uint32_t slot) const { return base + recordsOffset + static_cast<uint64_t>(slot) * recordBytes; }
-  uint32_t* state(uint32_t slot) const { return reinterpret_cast<uint32_t*>(record(slot) + kRecordState); }
+  SlotRecords records() const { return {base + recordsOffset, recordBytes == 64 ? 6u : 7u, numBlocks, keyBytes}; }
 };
 
 // nullptr when every field of the header fits the mapping and the rules of layout.ts; otherwise what is wrong.

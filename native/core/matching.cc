@@ -7,10 +7,6 @@
 namespace kvpeer {
 namespace {
 
-bool isWanted(const Extent& extent, uint32_t position) {
-  return __atomic_load_n(extent.statuses + position, __ATOMIC_RELAXED) != kStatusSkip;
-}
-
 // The statuses are the last thing written of a position: what reads Pinned has its slot.
 void writePosition(const Extent& extent, uint32_t position, int32_t slot, uint16_t generation, PositionStatus status) {
   __atomic_store_n(extent.slots + position, slot, __ATOMIC_RELAXED);
@@ -33,7 +29,7 @@ bool areDestinationsGood(const Extent& extent, NumberSet& numbers) {
 bool hasRepeatedKey(const ControlMap& control, const Extent& extent, NumberSet& numbers) {
   numbers.clear(extent.count);
   for (uint32_t position = 0; position < extent.count; ++position) {
-    if (!isWanted(extent, position)) continue;
+    if (isSkipped(extent, position)) continue;
     const uint8_t* key = extent.key(position);
     const auto isSame = [&](uint32_t other) { return keyEquals(extent.key(other), key, control.keyBytes); };
     if (numbers.findOrInsert(hashBytes(key, control.keyBytes, control.secrets).low, position, isSame)) return true;
@@ -116,35 +112,36 @@ MatchResult matchKeys(const ControlMap& control, const Extent& extent, const Mat
     return result;
   }
 
+  const SlotRecords records = control.records();
+  // A copy whose address nobody has: the stores through it do not make the compiler read it again.
+  const Extent answers = extent;
   const auto settle = [&](uint32_t position, auto look) {
     if (pins && !budget.mayTry()) budget.spend();
-    if (budget.isSpent() && !budget.mayTry()) return writeMiss(extent, position);
+    if (budget.isSpent() && !budget.mayTry()) return writeMiss(answers, position);
     const ProbeResult found = look(pins);
     switch (found.kind) {
       case Found::kPinned:
         if (!budget.take(found.slot)) {
-          unpin(control.state(found.slot));
+          unpin(records.state(found.slot));
           budget.spend();
-          return writeMiss(extent, position);
+          return writeMiss(answers, position);
         }
         [[fallthrough]];
       case Found::kReady:
         result.hitCount += 1;
         if (position == request.first + result.leadingCount) result.leadingCount += 1;
-        return writePosition(extent, position, static_cast<int32_t>(found.slot), found.generation,
+        return writePosition(answers, position, static_cast<int32_t>(found.slot), found.generation,
                              pins ? kStatusPinned : kStatusFound);
       case Found::kPending:
         // Beyond the limit a key is a miss also when it is on its way: waiting for it would bring nothing.
-        if (budget.isSpent()) return writeMiss(extent, position);
+        if (budget.isSpent()) return writeMiss(answers, position);
         result.pendingCount += 1;
-        return writePosition(extent, position, static_cast<int32_t>(found.slot), found.generation, kStatusPending);
+        return writePosition(answers, position, static_cast<int32_t>(found.slot), found.generation, kStatusPending);
       case Found::kNothing:
-        return writeMiss(extent, position);
+        return writeMiss(answers, position);
     }
   };
-  probeKeys(
-      control, extent, request.first, request.end, request.onlyShard,
-      [&](uint32_t position) { return isWanted(extent, position); }, settle);
+  probeKeys(control, extent, request.first, request.end, request.onlyShard, settle);
 
   if (request.worker >= 0) {
     // The supervisor reads it after this thread's death: everything before is complete then.
@@ -155,6 +152,7 @@ MatchResult matchKeys(const ControlMap& control, const Extent& extent, const Mat
 
 ReleaseResult releasePins(const ControlMap& control, const Extent& extent) {
   constexpr uint32_t kAhead = 8;
+  const SlotRecords records = control.records();
   ReleaseResult result;
   const auto slotAt = [&](uint32_t position) {
     return static_cast<uint32_t>(__atomic_load_n(extent.slots + position, __ATOMIC_RELAXED));
@@ -162,13 +160,13 @@ ReleaseResult releasePins(const ControlMap& control, const Extent& extent) {
   for (uint32_t position = 0; position < extent.count; ++position) {
     if (position + kAhead < extent.count) {
       const uint32_t ahead = slotAt(position + kAhead);
-      if (ahead < control.numBlocks) __builtin_prefetch(control.state(ahead), 1);
+      if (ahead < records.count) __builtin_prefetch(records.state(ahead), 1);
     }
     if (__atomic_load_n(extent.statuses + position, __ATOMIC_RELAXED) != kStatusPinned) continue;
     // First the record, then the pin: if this is cut short, a pin is lost, never given back twice.
     __atomic_store_n(extent.statuses + position, static_cast<uint8_t>(kStatusMiss), __ATOMIC_RELAXED);
     const uint32_t slot = slotAt(position);
-    if (slot < control.numBlocks && unpin(control.state(slot))) {
+    if (slot < records.count && unpin(records.state(slot))) {
       result.count += 1;
     } else {
       result.faults += 1;
@@ -189,17 +187,15 @@ ResolveResult resolveByLeases(const ControlMap& control, const Extent& extent, M
   if (result.error != nullptr) return result;
   bool isRepeated = false;
   uint32_t foundCount = 0;
-  probeKeys(
-      control, extent, 0, extent.count, -1, [&](uint32_t position) { return isWanted(extent, position); },
-      [&](uint32_t position, auto look) {
-        const ProbeResult found = look(false);
-        // A leased slot is READY and pinned, so it stays in the index and keeps its key.
-        if (found.kind != Found::kReady || !scratch.leased.has(found.slot)) return writeMiss(extent, position);
-        // One key, one slot: a slot met twice is a key given twice.
-        if (!scratch.taken.insert(found.slot)) isRepeated = true;
-        foundCount += 1;
-        writePosition(extent, position, static_cast<int32_t>(found.slot), found.generation, kStatusFound);
-      });
+  probeKeys(control, extent, 0, extent.count, -1, [&](uint32_t position, auto look) {
+    const ProbeResult found = look(false);
+    // A leased slot is READY and pinned, so it stays in the index and keeps its key.
+    if (found.kind != Found::kReady || !scratch.leased.has(found.slot)) return writeMiss(extent, position);
+    // One key, one slot: a slot met twice is a key given twice.
+    if (!scratch.taken.insert(found.slot)) isRepeated = true;
+    foundCount += 1;
+    writePosition(extent, position, static_cast<int32_t>(found.slot), found.generation, kStatusFound);
+  });
   if (isRepeated) {
     result.outcome = kOutcomeBadDestination;
   } else if (foundCount < extent.count) {

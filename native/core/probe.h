@@ -1,4 +1,4 @@
-// Looking keys up in the index: many at once, in three overlapping stages, so that their cache misses overlap too.
+// Looking keys up in the index: many at once, in stages, so that their cache misses overlap.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,10 @@
 
 namespace kvpeer {
 
+inline bool isSkipped(const Extent& extent, uint32_t position) {
+  return __atomic_load_n(extent.statuses + position, __ATOMIC_RELAXED) == kStatusSkip;
+}
+
 enum class Found : uint8_t { kNothing, kPinned, kReady, kPending };
 
 struct ProbeResult {
@@ -23,60 +27,56 @@ struct ProbeResult {
 };
 
 inline bool keyEquals(const uint8_t* mine, const uint8_t* other, uint32_t bytes) {
-  if (bytes < 8) return memcmp(mine, other, bytes) == 0;
-  // Whole words, the last one overlapping: no branch per byte.
+  if (bytes < 16) return memcmp(mine, other, bytes) == 0;
+  // Whole stretches, the last one overlapping: no branch per byte.
+#if defined(__SSE2__)
+  const auto stretch = [&](uint32_t at) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(mine + at));
+    return _mm_xor_si128(a, _mm_loadu_si128(reinterpret_cast<const __m128i*>(other + at)));
+  };
+  __m128i difference = stretch(bytes - 16);
+  for (uint32_t at = 0; at + 16 < bytes; at += 16) difference = _mm_or_si128(difference, stretch(at));
+  return _mm_movemask_epi8(_mm_cmpeq_epi8(difference, _mm_setzero_si128())) == 0xffff;
+#else
   uint64_t difference = loadWord(mine + bytes - 8) ^ loadWord(other + bytes - 8);
   for (uint32_t at = 0; at + 8 < bytes; at += 8) difference |= loadWord(mine + at) ^ loadWord(other + at);
   return difference == 0;
+#endif
 }
 
-// Bit i: entry i of the bucket shows this tag. Entries change under the reader; a torn one is sorted out by the compare
-// of the key.
-inline uint32_t matchingEntries(const uint32_t* bucket, uint32_t tag) {
+// Bits 0-7: entries of the first bucket that show this tag; 8-15: of the second. Entries change under the reader; a torn
+// one is sorted out by the compare of the key.
+inline uint32_t matchingEntries(const uint32_t* first, const uint32_t* second, uint32_t tag) {
 #if defined(__SSE2__)
   const __m128i wanted = _mm_set1_epi32(static_cast<int>(tag));
-  const auto* lines = reinterpret_cast<const __m128i*>(bucket);
-  uint32_t entries = 0;
-  for (int pair = 0; pair < 4; ++pair) {
-    const __m128i equal = _mm_cmpeq_epi32(_mm_load_si128(lines + pair), wanted);
-    const auto words = static_cast<uint32_t>(_mm_movemask_ps(_mm_castsi128_ps(equal)));
-    // Words 0 and 2 of a pair of entries are tags.
-    entries |= ((words & 1) | (words >> 1 & 2)) << (2 * pair);
-  }
-  return entries;
+  // All ones per entry among four whose tag is the wanted one. Words 0 and 2 of 16 bytes are tags.
+  const auto four = [&](const uint32_t* entries) {
+    const auto* at = reinterpret_cast<const float*>(entries);
+    const __m128 tags = _mm_shuffle_ps(_mm_load_ps(at), _mm_load_ps(at + 4), _MM_SHUFFLE(2, 0, 2, 0));
+    return _mm_cmpeq_epi32(_mm_castps_si128(tags), wanted);
+  };
+  const __m128i a = _mm_packs_epi32(four(first), four(first + 8));
+  const __m128i b = _mm_packs_epi32(four(second), four(second + 8));
+  return static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(a, b)));
 #else
   uint32_t entries = 0;
   for (size_t entry = 0; entry < kBucketEntries; ++entry) {
-    entries |= uint32_t{__atomic_load_n(bucket + 2 * entry, __ATOMIC_RELAXED) == tag} << entry;
+    entries |= uint32_t{__atomic_load_n(first + 2 * entry, __ATOMIC_RELAXED) == tag} << entry;
+    entries |= uint32_t{__atomic_load_n(second + 2 * entry, __ATOMIC_RELAXED) == tag} << (entry + kBucketEntries);
   }
   return entries;
 #endif
 }
 
-// Entries of both buckets that show the key's tag: bits 0-7 bucket A, 8-15 bucket B.
-inline uint32_t candidatesOf(const ControlMap& control, const KeyPlace& place) {
-  return matchingEntries(control.bucket(place.shard, place.bucketA), place.tag) |
-         matchingEntries(control.bucket(place.shard, place.bucketB), place.tag) << kBucketEntries;
-}
-
-// The slot that a candidate entry names, or numBlocks when it is empty (or no slot at all).
-inline uint32_t slotOfEntry(const ControlMap& control, const KeyPlace& place, uint32_t entry) {
-  const uint32_t* bucket = control.bucket(place.shard, entry < kBucketEntries ? place.bucketA : place.bucketB);
-  const uint32_t slot =
-      __atomic_load_n(bucket + 2 * (entry % kBucketEntries) + 1, __ATOMIC_ACQUIRE) - 1;
-  return std::min(slot, control.numBlocks);
-}
-
 // Whether this slot holds the key, and in which phase. With `pin` a READY slot is pinned before its key is compared
 // (a pinned slot cannot change its key); otherwise the key counts only if phase and generation stayed the same.
-inline bool lookAtSlot(const ControlMap& control, uint32_t slot, const uint8_t* key, bool pin, ProbeResult* result) {
-  const uint8_t* record = control.record(slot);
-  uint32_t* word = control.state(slot);
+inline bool lookAtSlot(SlotRecords records, uint32_t slot, const uint8_t* key, bool pin, ProbeResult* result) {
+  uint32_t* word = records.state(slot);
   uint32_t state = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   const uint32_t phase = phaseOf(state);
   if (phase == kReady && pin) {
     if (!tryPin(word, state)) return false;
-    if (keyEquals(record + kRecordKey, key, control.keyBytes)) {
+    if (keyEquals(records.key(slot), key, records.keyBytes)) {
       *result = {Found::kPinned, slot, generationOf(state)};
       return true;
     }
@@ -84,68 +84,87 @@ inline bool lookAtSlot(const ControlMap& control, uint32_t slot, const uint8_t* 
     return false;
   }
   if (phase != kReady && phase != kWriting) return false;
-  if (!keyEquals(record + kRecordKey, key, control.keyBytes)) return false;
+  if (!keyEquals(records.key(slot), key, records.keyBytes)) return false;
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (identityOf(__atomic_load_n(word, __ATOMIC_RELAXED)) != identityOf(state)) return false;
   *result = {phase == kReady ? Found::kReady : Found::kPending, slot, generationOf(state)};
   return true;
 }
 
-inline ProbeResult lookAtCandidates(const ControlMap& control, const KeyPlace& place, uint32_t candidates,
-                                    const uint8_t* key, bool pin) {
+// One key on its way through the stages.
+struct Flight {
+  const uint32_t* buckets[2];
+  uint32_t tag;
+  uint32_t position;
+  // Entries that show the tag, as matchingEntries() says them.
+  uint32_t candidates;
+  // The slot of the first candidate, as slotOf() says it.
+  uint32_t firstSlot;
+
+  // The slot that a candidate names; the count of slots when the entry is empty (or no slot at all).
+  uint32_t slotOf(uint32_t slotCount, uint32_t entry) const {
+    // By index, not by branch: which bucket it is nobody can predict.
+    const uint32_t* bucket = buckets[entry / kBucketEntries];
+    const uint32_t slot = __atomic_load_n(bucket + 2 * (entry % kBucketEntries) + 1, __ATOMIC_ACQUIRE) - 1;
+    return std::min(slot, slotCount);
+  }
+};
+
+// Keys that pass a stage together: two buckets each are about as many cache misses as a core keeps open.
+struct FlightGroup {
+  static constexpr uint32_t kSize = 16;
+  uint32_t count = 0;
+  Flight flights[kSize];
+};
+
+// Stage 1: hash the keys, ask for both their buckets.
+void startFlights(const ControlMap& control, const Extent& extent, uint32_t first, uint32_t end, int32_t onlyShard,
+                  FlightGroup* group);
+// Stage 2: compare the tags, ask for the first candidate's record.
+void findCandidates(SlotRecords records, FlightGroup* group);
+
+// Stage 3: pin and compare.
+inline ProbeResult lookAtCandidates(SlotRecords records, const Flight& flight, const uint8_t* key, bool pin) {
   ProbeResult result;
-  for (; candidates != 0; candidates &= candidates - 1) {
-    const uint32_t slot = slotOfEntry(control, place, static_cast<uint32_t>(__builtin_ctz(candidates)));
-    if (slot < control.numBlocks && lookAtSlot(control, slot, key, pin, &result)) return result;
+  uint32_t slot = flight.firstSlot;
+  uint32_t candidates = flight.candidates;
+  while (candidates != 0) {
+    if (slot < records.count && lookAtSlot(records, slot, key, pin, &result)) return result;
+    candidates &= candidates - 1;
+    if (candidates != 0) slot = flight.slotOf(records.count, static_cast<uint32_t>(__builtin_ctz(candidates)));
   }
   return result;
 }
 
-// Looks up the positions first .. end - 1 for which `wants(position)` holds (and whose key belongs to `onlyShard`, unless
-// that is negative), in order. `settle(position, look)` gets a function that does the last stage: look(pin).
-template <typename Wants, typename Settle>
+// Looks up the positions first .. end - 1 that main did not mark Skip (and whose key belongs to `onlyShard`, unless that
+// is negative), in order. `settle(position, look)` gets a function that does the last stage: look(pin).
+//
+// The stages run in groups, one group ahead of each other, instead of key by key: a pin is a locked instruction, which
+// no later load passes, so between two pins nothing overlaps. Inside a group of hashes or compares everything does.
+template <typename Settle>
 void probeKeys(const ControlMap& control, const Extent& extent, uint32_t first, uint32_t end, int32_t onlyShard,
-               Wants wants, Settle settle) {
-  // Distance between two stages, in keys: about as many cache misses as a core keeps open.
-  constexpr uint32_t kDistance = 8;
-  constexpr uint32_t kWindow = 32;
-  struct Flight {
-    KeyPlace place;
-    uint32_t candidates;
-    bool isWanted;
-  };
-  Flight flights[kWindow];
-  for (uint32_t step = first; step < end + 2 * kDistance; ++step) {
-    if (step < end) {
-      Flight& flight = flights[step % kWindow];
-      flight.isWanted = wants(step);
-      if (flight.isWanted) {
-        flight.place = control.placeOfKey(extent.key(step));
-        flight.isWanted = onlyShard < 0 || flight.place.shard == static_cast<uint32_t>(onlyShard);
-        if (flight.isWanted) {
-          __builtin_prefetch(control.bucket(flight.place.shard, flight.place.bucketA));
-          __builtin_prefetch(control.bucket(flight.place.shard, flight.place.bucketB));
-        }
-      }
-    }
-    if (step >= first + kDistance && step - kDistance < end) {
-      Flight& flight = flights[(step - kDistance) % kWindow];
-      if (flight.isWanted) {
-        flight.candidates = candidatesOf(control, flight.place);
-        if (flight.candidates != 0) {
-          const uint32_t slot =
-              slotOfEntry(control, flight.place, static_cast<uint32_t>(__builtin_ctz(flight.candidates)));
-          if (slot < control.numBlocks) __builtin_prefetch(control.record(slot), 1);
-        }
-      }
-    }
-    if (step >= first + 2 * kDistance) {
-      const uint32_t position = step - 2 * kDistance;
-      const Flight& flight = flights[position % kWindow];
-      if (!flight.isWanted) continue;
-      settle(position, [&](bool pin) {
-        return lookAtCandidates(control, flight.place, flight.candidates, extent.key(position), pin);
-      });
+               Settle settle) {
+  const SlotRecords records = control.records();
+  const uint8_t* const keys = extent.keys;
+  const uint64_t stride = extent.keyStride;
+  FlightGroup groups[3];
+  FlightGroup* starting = &groups[0];
+  FlightGroup* comparing = &groups[1];
+  FlightGroup* settling = &groups[2];
+  uint32_t next = first;
+  while (next < end || starting->count + comparing->count > 0) {
+    FlightGroup* free = settling;
+    settling = comparing;
+    comparing = starting;
+    starting = free;
+    const uint32_t stop = std::min(end, next + FlightGroup::kSize);
+    startFlights(control, extent, next, stop, onlyShard, starting);
+    next = stop;
+    findCandidates(records, comparing);
+    for (uint32_t index = 0; index < settling->count; ++index) {
+      const Flight& flight = settling->flights[index];
+      settle(flight.position,
+             [&](bool pin) { return lookAtCandidates(records, flight, keys + flight.position * stride, pin); });
     }
   }
 }

@@ -9,7 +9,8 @@
  *     scratch   per worker    SCRATCH_BYTES for native calls that hand JavaScript a list (hashKeys)
  *     counters  per worker    COUNTERS_PER_WORKER float64, written by that worker only (counters.ts)
  *     arena     extents of operations.ts, handed out by main in units of EXTENT_UNIT_BYTES
- *     index     per shard     bucketsPerShard x 64 bytes: eight entries (tag, slot + 1), slot + 1 = 0 means empty
+ *     index     per shard     bucketsPerShard x 64 bytes: eight entries (tag, slot + 1), slot + 1 = 0 means empty;
+ *                             both buckets of a key lie in the same 64 of them
  *     records   per slot      recordBytes: | state u32 | key length u8, chain position u8, 0, 0 | checksum u64 |
  *                                          | link A i32 | link B i32 | key, zero-padded |
  *
@@ -45,6 +46,8 @@ export const RING_RECORD_BYTES = RECORD_WORDS * 4;
 /** Index buckets: eight entries of two int32 words, one cache line. */
 export const BUCKET_BYTES = 64;
 export const BUCKET_ENTRIES = 8;
+/** Both buckets of a key lie in the same page of this many (native/core/hash.h says why). */
+export const PAGE_BUCKETS = 64;
 
 /** Offsets inside a slot record. */
 export const RECORD_STATE = 0;
@@ -170,8 +173,7 @@ export function computeLayout(options: LayoutOptions): Layout {
   const askedArenaBytes = options.arenaBytes ?? ARENA_BASE_BYTES + ARENA_BYTES_PER_SLOT * numBlocks;
   requireInteger('arenaBytes', askedArenaBytes, PAGE, MAX_CONTROL_BYTES);
   const arenaBytes = roundUp(askedArenaBytes, PAGE);
-  // Two entries per slot keep the load at one half; a pair needs two different buckets.
-  const bucketsPerShard = Math.max(2, Math.ceil((slotsPerShard * 2) / BUCKET_ENTRIES));
+  const bucketsPerShard = bucketsFor(slotsPerShard);
   const recordBytes = keyBytes <= SMALL_KEY_BYTES ? 64 : 128;
   const poolBytes = numBlocks * blockBytes + POOL_SCRATCH_BYTES;
   if (!Number.isSafeInteger(poolBytes)) {
@@ -377,6 +379,12 @@ function headerNumbers(layout: Layout): Record<NumberField, number> {
 const numberFieldNames = (Object.keys(HeaderField) as (keyof typeof HeaderField)[]).filter(
   (name): name is NumberField => name !== 'Magic' && name !== 'Seed' && name !== 'Incarnation',
 );
+
+/** Two entries per slot keep the load at one half; at least a pair, and whole pages beyond one. */
+function bucketsFor(slots: number): number {
+  const buckets = Math.ceil((slots * 2) / BUCKET_ENTRIES);
+  return buckets <= PAGE_BUCKETS ? Math.max(2, buckets) : roundUp(buckets, PAGE_BUCKETS);
+}
 
 function ringBytes(ringCapacity: number): number {
   return RING_RECORDS_OFFSET + ringCapacity * RING_RECORD_BYTES;

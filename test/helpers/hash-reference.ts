@@ -16,7 +16,7 @@ function wordAt(bytes: Uint8Array, at: number): bigint {
 
 function deriveSecrets(seed: bigint): bigint[] {
   let state = seed;
-  return Array.from({ length: 8 }, () => {
+  return Array.from({ length: 12 }, () => {
     state = (state + 0x9e3779b97f4a7c15n) & MASK;
     let mixed = state;
     mixed = ((mixed ^ (mixed >> 30n)) * 0xbf58476d1ce4e5b9n) & MASK;
@@ -28,25 +28,23 @@ function deriveSecrets(seed: bigint): bigint[] {
 export function referenceHash(key: Uint8Array, seed: bigint): [low: bigint, high: bigint] {
   const secret = deriveSecrets(seed);
   const length = BigInt(key.length);
-  let a = secret[0];
-  let b = secret[1];
-  const round = (first: bigint, second: bigint): void => {
-    const nextA = foldedProduct(first ^ a, second ^ secret[2]);
-    b = foldedProduct(second ^ b, first ^ secret[3]);
-    a = nextA;
-  };
+  const product = (bytes: Uint8Array, at: number, pair: number): bigint =>
+    ((wordAt(bytes, at) + secret[2 * pair]) & MASK) * ((wordAt(bytes, at + 8) + secret[2 * pair + 1]) & MASK);
+  let sum = 0n;
   if (key.length < 16) {
     const padded = new Uint8Array(16);
     padded.set(key);
-    round(wordAt(padded, 0), wordAt(padded, 8));
+    sum = product(padded, 0, 0);
   } else {
-    const last = key.length - 16;
-    for (let at = 0; at < last; at += 16) round(wordAt(key, at), wordAt(key, at + 8));
-    round(wordAt(key, last), wordAt(key, last + 8));
+    let at = 0;
+    for (; at + 16 < key.length; at += 16) sum += product(key, at, at / 16);
+    sum += product(key, key.length - 16, at / 16);
   }
+  const low = sum & MASK;
+  const high = (sum >> 64n) & MASK;
   return [
-    foldedProduct(a ^ secret[4], b ^ secret[5] ^ length),
-    foldedProduct(a ^ secret[6] ^ length, b ^ secret[7]),
+    foldedProduct(low ^ secret[8], high ^ secret[9] ^ length),
+    foldedProduct(low ^ secret[10] ^ length, high ^ secret[11]),
   ];
 }
 
@@ -54,8 +52,10 @@ export function referencePlace(key: Uint8Array, seed: bigint, layout: Layout): K
   const [low, high] = referenceHash(key, seed);
   const buckets = BigInt(layout.bucketsPerShard);
   const bucketA = Number(((low >> 32n) * buckets) >> 32n);
-  let bucketB = Number(((high >> 32n) * buckets) >> 32n);
-  if (bucketB === bucketA) bucketB = (bucketA + 1) % layout.bucketsPerShard;
+  const page = Math.floor(bucketA / 64) * 64;
+  const pageCount = Math.min(64, layout.bucketsPerShard);
+  let bucketB = page + Number(((high >> 32n) * BigInt(pageCount)) >> 32n);
+  if (bucketB === bucketA) bucketB = page + ((bucketA - page + 1) % pageCount);
   return {
     shard: Number((high & 0xffffn) % BigInt(layout.shardCount)),
     bucketA,

@@ -1,0 +1,178 @@
+// How long does a lookup take per key in an index of 64 thousand and of a million blocks, and what does a slot cost?
+
+import { randomFillSync } from 'node:crypto';
+import type { ControlHandle, Native } from '../native/index.js';
+import { loadNative, unpackMatch } from '../native/index.js';
+import type { Layout } from '../src/shared/layout.js';
+import {
+  BUCKET_ENTRIES,
+  HASH_WORDS,
+  RECORD_KEY,
+  RECORD_KEY_LENGTH,
+  SCRATCH_BYTES,
+  bucketOffset,
+  computeLayout,
+  firstSlotOfShard,
+  recordOffset,
+  workerScratch,
+  writeHeader,
+} from '../src/shared/layout.js';
+import { EXTENT_HEADER_BYTES, ExtentFlag, ExtentWord, PositionStatus } from '../src/shared/operations.js';
+import { Phase, SlotTable, packState } from '../src/shared/slot-state.js';
+import type { BenchGroup, BenchOptions, Row } from './rows.js';
+import { factOf, nanosecondsOf, rowOf } from './rows.js';
+
+const KEY_BYTES = 36;
+const BATCH = 1024;
+const SHARDS = 2;
+
+/** The control mapping of a node whose blocks are all READY (there is no pool: a lookup never touches one). */
+class FullIndex {
+  readonly layout: Layout;
+  readonly #native: Native;
+  readonly #handle: ControlHandle;
+  readonly #table: SlotTable;
+  readonly #keys: Uint8Array;
+  #keyCount = 0;
+
+  constructor(numBlocks: number) {
+    this.#native = loadNative();
+    this.layout = computeLayout({ numBlocks, blockBytes: 4096, keyBytes: KEY_BYTES, shardCount: SHARDS });
+    const { buffer } = this.#native.mapAnonymous({
+      bytes: this.layout.controlBytes,
+      huge: true,
+      lock: false,
+    });
+    writeHeader(buffer, this.layout, { seed: 0x5eed_5eed_5eed_5eedn, incarnation: 1n });
+    this.#handle = this.#native.attachControl(buffer);
+    this.#table = new SlotTable(buffer, this.layout);
+    this.#keys = new Uint8Array(numBlocks * KEY_BYTES);
+    this.#fill();
+  }
+
+  /** Nanoseconds per key of match and of release, one of each per round. */
+  measure(rounds: number, missShare: number): { matchNs: number[]; releaseNs: number[] } {
+    const positions = this.#writeExtent(BATCH);
+    const matchNs: number[] = [];
+    const releaseNs: number[] = [];
+    const offset = this.layout.arenaOffset;
+    // The first rounds warm caches and the compiler up.
+    for (let round = -20; round < rounds; round++) {
+      let missCount = 0;
+      for (let i = 0; i < BATCH; i++) {
+        const key = Math.floor(Math.random() * this.#keyCount) * KEY_BYTES;
+        const at = positions + i * KEY_BYTES;
+        this.#table.bytes.set(this.#keys.subarray(key, key + KEY_BYTES), at);
+        if (Math.random() < missShare) {
+          this.#table.bytes[at + 9] ^= 0xff;
+          missCount += 1;
+        }
+      }
+      let packed = 0;
+      const matched = nanosecondsOf(() => {
+        packed = this.#native.match(this.#handle, offset, 0, -1, 0, -1);
+      });
+      if (unpackMatch(packed).hitCount !== BATCH - missCount)
+        throw new Error('a key that is there was missed');
+      const released = nanosecondsOf(() => {
+        this.#native.release(this.#handle, offset);
+      });
+      if (round < 0) continue;
+      matchNs.push(matched / BATCH);
+      releaseNs.push(released / BATCH);
+    }
+    return { matchNs, releaseNs };
+  }
+
+  #fill(): void {
+    for (let at = 0; at < this.#keys.length; at += 65_536) {
+      randomFillSync(this.#keys, at, Math.min(65_536, this.#keys.length - at));
+    }
+    const perBatch = SCRATCH_BYTES / (4 * HASH_WORDS);
+    const positions = this.#writeExtent(perBatch);
+    const scratch = workerScratch(this.layout, 0);
+    const nextSlots = Array.from({ length: SHARDS }, (_, shard) => firstSlotOfShard(this.layout, shard));
+    for (let first = 0; first < this.layout.numBlocks; first += perBatch) {
+      const batch = this.#keys.subarray(first * KEY_BYTES, (first + perBatch) * KEY_BYTES);
+      this.#table.bytes.set(batch, positions);
+      const count = batch.length / KEY_BYTES;
+      this.#native.hashKeys(this.#handle, this.layout.arenaOffset, 0, count, scratch);
+      for (let i = 0; i < count; i++) this.#insert(first + i, scratch / 4 + i * HASH_WORDS, nextSlots);
+    }
+  }
+
+  /** Random keys do not fall evenly on the shards: one whose shard is full already is left out. */
+  #insert(key: number, hashAt: number, nextSlots: number[]): void {
+    const { words, bytes } = this.#table;
+    const [shard, bucketA, bucketB, tag] = words.subarray(hashAt, hashAt + HASH_WORDS);
+    const slot = nextSlots[shard];
+    if (slot >= firstSlotOfShard(this.layout, shard + 1)) return;
+    const a = this.#emptyEntries(shard, bucketA);
+    const b = this.#emptyEntries(shard, bucketB);
+    const [free, bucket] = a >= b ? [a, bucketA] : [b, bucketB];
+    if (free === 0) return;
+    const entry = bucketOffset(this.layout, shard, bucket) / 4 + 2 * (BUCKET_ENTRIES - free);
+    const record = recordOffset(this.layout, slot);
+    const source = this.#keys.subarray(key * KEY_BYTES, (key + 1) * KEY_BYTES);
+    bytes.set(source, record + RECORD_KEY);
+    bytes[record + RECORD_KEY_LENGTH] = KEY_BYTES;
+    words[this.#table.stateWord(slot)] = packState(Phase.Ready, 1, 0, 0);
+    words[entry] = tag;
+    words[entry + 1] = slot + 1;
+    nextSlots[shard] = slot + 1;
+    this.#keys.copyWithin(this.#keyCount * KEY_BYTES, key * KEY_BYTES, (key + 1) * KEY_BYTES);
+    this.#keyCount += 1;
+  }
+
+  #emptyEntries(shard: number, bucket: number): number {
+    const first = bucketOffset(this.layout, shard, bucket) / 4;
+    let empty = 0;
+    for (let entry = 0; entry < BUCKET_ENTRIES; entry++) {
+      if (this.#table.words[first + 2 * entry + 1] === 0) empty += 1;
+    }
+    return empty;
+  }
+
+  /** One extent at the arena's start with room for `count` keys; returns the byte offset of its first key. */
+  #writeExtent(count: number): number {
+    const words = new Int32Array(this.#table.words.buffer, this.layout.arenaOffset, EXTENT_HEADER_BYTES / 4);
+    const slotsAt = EXTENT_HEADER_BYTES;
+    const generationsAt = slotsAt + 4 * count;
+    const statusesAt = generationsAt + 2 * count;
+    const keysAt = statusesAt + count;
+    words.fill(0);
+    words[ExtentWord.Count] = count;
+    words[ExtentWord.Flags] = ExtentFlag.Pin;
+    words[ExtentWord.PinLimit] = count;
+    words[ExtentWord.SlotsOffset] = slotsAt;
+    words[ExtentWord.GenerationsOffset] = generationsAt;
+    words[ExtentWord.StatusesOffset] = statusesAt;
+    words[ExtentWord.KeysOffset] = keysAt;
+    words[ExtentWord.KeyStride] = KEY_BYTES;
+    words[ExtentWord.Bytes] = keysAt + count * KEY_BYTES;
+    const statuses = this.layout.arenaOffset + statusesAt;
+    this.#table.bytes.fill(PositionStatus.Miss, statuses, statuses + count);
+    return this.layout.arenaOffset + keysAt;
+  }
+}
+
+function run(options: BenchOptions): Row[] {
+  const rounds = options.quick ? 20 : 2000;
+  const small = new FullIndex(65_536).measure(rounds, 0);
+  const large = new FullIndex(1_000_000);
+  const hits = large.measure(rounds, 0);
+  const halves = large.measure(rounds, 0.5);
+  return [
+    rowOf('index.64k.matchPinNs', 'ns/key', small.matchNs),
+    rowOf('index.64k.releaseNs', 'ns/key', small.releaseNs),
+    rowOf('index.1m.matchPinNs', 'ns/key', hits.matchNs, { atMost: 50 }),
+    rowOf('index.1m.releaseNs', 'ns/key', hits.releaseNs),
+    rowOf('index.1m.halfMissedNs', 'ns/key', halves.matchNs),
+    factOf('index.bytesPerSlot', 'bytes', large.layout.controlBytes / large.layout.numBlocks, {
+      atMost: 128,
+    }),
+  ];
+}
+
+/** `npm run bench -- --only match` */
+export const matchBench: BenchGroup = { name: 'match', prefixes: ['index.'], run };

@@ -91,7 +91,8 @@ export class SlotQuarantine implements Quarantine {
         );
       if (entry.isReleased) this.#free(entry);
     });
-    if (writer.process) this.#options.wakeAt(now + PROCESS_CHECK_MS);
+    // The next tick looks at the process, and whether so many slots ask for a recycling.
+    this.#options.wakeAt(now + PROCESS_CHECK_MS);
   }
 
   onRoundEnded(writer: WriterIdentity, kvRequestId: string, round: number): void {
@@ -112,7 +113,7 @@ export class SlotQuarantine implements Quarantine {
   }
 
   onRecycled(): void {
-    this.#release((entry) => !(this.#options.hasSameHostLane && entry.writer.isOnThisHost));
+    this.#release((entry) => this.#endsByRecycling(entry));
   }
 
   tick(nowMs: number): void {
@@ -121,6 +122,10 @@ export class SlotQuarantine implements Quarantine {
     this.#release(({ writer }) => writer.process !== undefined && !this.#options.isAlive(writer.process));
     if ([...this.#entries].some(({ writer }) => writer.process !== undefined))
       this.#options.wakeAt(this.#nextCheckMs);
+  }
+
+  #endsByRecycling(entry: Entry): boolean {
+    return !(this.#options.hasSameHostLane && entry.writer.isOnThisHost);
   }
 
   #release(isOver: (entry: Entry) => boolean): void {

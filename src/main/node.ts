@@ -1,0 +1,394 @@
+// Puts the control plane of a node together: transport, admission, sessions, quarantine, and the clock that drives them.
+
+import { lookup as resolveHost } from 'node:dns/promises';
+import { isIP } from 'node:net';
+import { setTimeout as delay } from 'node:timers/promises';
+
+import type { Logger } from 'pino';
+
+import { unsentBytesTo } from '../shared/socket-backlog.js';
+import { Alarm } from './alarm.js';
+import { Admission, DEFAULT_ADMISSION_LIMITS } from './control/admission.js';
+import type { ControlTransport } from './control/transport.js';
+import { createControlTransport } from './control/zeromq-transport.js';
+import { isAlive, makeIncarnation } from './identity.js';
+import type { EventCounts } from './observe/event-counts.js';
+import type { ResolvedOptions } from './options.js';
+import { splitAdvertise } from './options.js';
+import { DEFAULT_LIMITS } from './protocol/limits.js';
+import type { ProtocolLimits } from './protocol/limits.js';
+import type { ConnectMessage, KvpeerAnnouncement } from './protocol/messages.js';
+import { WIRE_VERSION } from './protocol/messages.js';
+import { scan } from './protocol/scan.js';
+import { writeConnect, writeConnectAck, writeDisconnect } from './protocol/write.js';
+import { hostOf } from './session/backoff.js';
+import { Consumer } from './session/consumer.js';
+import { NodeDecoderRequests } from './session/decoder-requests.js';
+import { SettleWaiters } from './session/joins.js';
+import { NodePinBudget } from './session/pin-budget.js';
+import { Producer } from './session/producer.js';
+import { SlotQuarantine } from './session/quarantine.js';
+import type { RoleContext } from './session/roles.js';
+import type { Session, SessionEnvironment } from './session/session.js';
+import { Sessions } from './session/sessions.js';
+import { writerIdentity } from './session/writer-identity.js';
+import type { ShardClient } from './shards/shard-client.js';
+
+/** What the node needs from the data plane besides the shards. */
+export interface DataPlane {
+  readonly name: 'nixl' | 'none';
+  /** Address of block 0 in this process. */
+  readonly baseAddr: number;
+  /** The receive agent's metadata, as it goes into `connect`. */
+  metadata(): Uint8Array;
+  /** Destroys the receive agent and makes a new one: no TCP write of a peer's old session lands afterwards. */
+  recycle(): Promise<void>;
+  /** The metadata offers CMA: a stopped writer of this host may go on when it is continued. */
+  readonly offersCma: boolean;
+}
+
+export interface NodeOptions {
+  readonly options: ResolvedOptions;
+  readonly shards: ShardClient;
+  readonly dataPlane: DataPlane;
+  readonly counts: EventCounts;
+  readonly log: Logger;
+}
+
+/** Longest wait for send queues after a hard stop, and how often they are looked at. */
+const SOCKET_DRAIN_MS = 2_000;
+const SOCKET_POLL_MS = 10;
+/** The receive agent is recycled at most this often, and when more than this share of the pool is quarantined. */
+const RECYCLE_INTERVAL_MS = 60_000;
+const RECYCLE_SHARE = 0.1;
+
+export class Node {
+  readonly sessions: Sessions;
+  readonly quarantine: SlotQuarantine;
+  readonly joins: SettleWaiters;
+  readonly decoders: NodeDecoderRequests;
+  readonly pinBudget: NodePinBudget;
+  readonly address: string;
+  readonly now = (): number => performance.now();
+  recycleCount = 0;
+  readonly #options: NodeOptions;
+  readonly #transport: ControlTransport;
+  readonly #alarm: Alarm;
+  readonly #admission: Admission;
+  readonly #scanLimits: ProtocolLimits;
+  readonly #announcement: KvpeerAnnouncement;
+  #lastRecycleMs = -Infinity;
+  #isRecycling = false;
+  #isClosing = false;
+
+  /** Binds the control socket. @throws KVPEER_BIND */
+  static async start(options: NodeOptions): Promise<Node> {
+    // Frames come only after bind() has settled and the node exists.
+    const handlers: { node: Node | undefined } = { node: undefined };
+    const { options: resolved } = options;
+    const advertise = resolved.advertise === undefined ? undefined : splitAdvertise(resolved.advertise);
+    const transport = createControlTransport(
+      {
+        bindHost: resolved.host,
+        bindPort: resolved.port,
+        ...(advertise === undefined ? {} : { advertiseHost: advertise.host, advertisePort: advertise.port }),
+        heartbeatMs: resolved.heartbeatMs,
+        heartbeatTimeoutMs: resolved.heartbeatTimeoutMs,
+        maxFrameBytes: resolved.maxMessageBytes,
+      },
+      {
+        onMessage: (from, payload) => {
+          handlers.node?.onFrame(from, payload);
+        },
+        onPeerGone: (from) => {
+          handlers.node?.onPeerGone(from);
+        },
+        onRejected: (reason, detail) => {
+          options.counts.rejection(reason);
+          options.log.debug({ reason, detail }, 'frame refused');
+        },
+      },
+    );
+    await transport.bind();
+    const node = new Node(options, transport);
+    handlers.node = node;
+    return node;
+  }
+
+  private constructor(options: NodeOptions, transport: ControlTransport) {
+    const { options: resolved, shards, log, counts } = options;
+    this.#options = options;
+    this.#transport = transport;
+    this.address = transport.localAddress;
+    this.#alarm = new Alarm(this.now, (nowMs) => {
+      this.#tick(nowMs);
+    });
+    this.#admission = new Admission({
+      ...DEFAULT_ADMISSION_LIMITS,
+      peers: resolved.maxPeers,
+      strangerFrameBytes: resolved.maxMetadataBytes * 2,
+    });
+    this.#scanLimits = {
+      ...DEFAULT_LIMITS,
+      keyBytes: resolved.keyBytes,
+      messageBytes: resolved.maxMessageBytes,
+      keyCount: resolved.maxKeys,
+      stringBytes: resolved.maxStringBytes,
+      metadataBytes: resolved.maxMetadataBytes,
+    };
+    this.#announcement = {
+      version: WIRE_VERSION,
+      incarnation: makeIncarnation(),
+      features:
+        options.dataPlane.name === 'nixl' ? ['round_seq', 'ttl_ms', 'scratch_page'] : ['round_seq', 'ttl_ms'],
+    };
+    const wakeAt = (timeMs: number): void => {
+      this.#alarm.wakeAt(timeMs);
+    };
+    const { now } = this;
+    this.joins = new SettleWaiters(shards, wakeAt);
+    this.quarantine = new SlotQuarantine({
+      shards,
+      log,
+      now,
+      wakeAt,
+      isAlive,
+      hasSameHostLane: options.dataPlane.offersCma,
+    });
+    this.decoders = new NodeDecoderRequests({ shards, times: resolved, log, now, wakeAt });
+    this.pinBudget = new NodePinBudget({ numBlocks: shards.numBlocks, peerPinShare: resolved.peerPinShare });
+    this.sessions = new Sessions({
+      localAddress: this.address,
+      limits: resolved,
+      log,
+      environment: this.#sessionEnvironment(),
+      countRejection: (reason) => {
+        counts.rejection(reason);
+      },
+      countIgnored: (messageType) => {
+        counts.ignored(messageType);
+      },
+      writerIdentity,
+      onWriterConnected: (writer) => {
+        this.quarantine.onConnect(writer);
+      },
+      wakeAt,
+    });
+    this.decoders.onEnded = (kvRequestId) => {
+      this.sessions.onDecoderFinished(kvRequestId);
+    };
+    shards.onSettled = (set) => {
+      this.joins.onSettled();
+      this.sessions.onSettled(set);
+    };
+  }
+
+  get socketCount(): number {
+    return this.#transport.socketCount;
+  }
+
+  /** A frame from a validated, unauthenticated identity. */
+  onFrame(from: string, payload: Buffer): void {
+    const { counts, log } = this.#options;
+    const isStranger = this.sessions.find(from) === undefined;
+    if (isStranger) {
+      const refusal = this.#admission.onFrame(from, payload.length, this.now());
+      if (refusal) {
+        counts.rejection(refusal);
+        return;
+      }
+    }
+    const message = scan(payload, this.#scanLimits);
+    if (message.type === 'rejected') {
+      counts.rejection(message.reason);
+      log.debug({ peer: from, reason: message.reason, detail: message.detail }, 'message refused');
+      if (message.outcome === 'end-session') this.sessions.onProtocolError(from, message.detail);
+      return;
+    }
+    if (isStranger && message.type === 'connect') {
+      const refusal = this.#admission.onConnect(from, this.sessions.liveCount, this.now());
+      if (refusal) {
+        counts.rejection(refusal);
+        log.warn(
+          { peer: from, reason: refusal },
+          'connect refused: too many peers, or too many connects from this one',
+        );
+        return;
+      }
+    }
+    this.sessions.onMessage(from, message);
+  }
+
+  onPeerGone(from: string): void {
+    this.#admission.onPeerGone(from);
+    this.sessions.onPeerGone(from);
+  }
+
+  /** Ends every session, waits for their writes, closes the sockets. */
+  async close(): Promise<void> {
+    this.#isClosing = true;
+    await new Promise<void>((resolve) => {
+      this.sessions.pause('closed', resolve);
+    });
+    this.#alarm.stop();
+    await this.#transport.close();
+  }
+
+  #tick(nowMs: number): void {
+    this.sessions.tick(nowMs);
+    this.joins.tick(nowMs);
+    this.quarantine.tick(nowMs);
+    this.decoders.tick(nowMs);
+    this.#considerRecycling(nowMs);
+  }
+
+  #sessionEnvironment(): Omit<SessionEnvironment, 'hooks' | 'isSuspected'> {
+    const { options: resolved, shards, dataPlane } = this.#options;
+    return {
+      identity: {
+        blockBytes: resolved.blockBytes,
+        fingerprint: resolved.fingerprint,
+        hashSeed: resolved.hashSeed,
+      },
+      times: resolved,
+      now: this.now,
+      openDealer: (address, onDown) => this.#transport.openDealer(address, { onDown }),
+      connectFrame: () =>
+        writeConnect({
+          peerId: this.address,
+          agentMetadata: dataPlane.metadata(),
+          baseAddr: dataPlane.baseAddr,
+          numBlocks: shards.numBlocks,
+          blockLen: resolved.blockBytes,
+          configFingerprint: resolved.fingerprint,
+          hashSeed: resolved.hashSeed,
+          kvpeer: this.#announcement,
+        }),
+      connectAckFrame: () => writeConnectAck(this.address),
+      disconnectFrame: () => writeDisconnect(),
+      register: (connect, done) => {
+        this.#register(connect, done);
+      },
+      unregister: (dataPeer, done) => {
+        shards.removePeer(dataPeer, (failure) => {
+          if (failure) this.#options.log.warn({ failure }, 'a peer could not be removed from the data plane');
+          done();
+        });
+      },
+      makeConsumer: (context) => new Consumer(context, this.quarantine, this.joins),
+      makeProducer: (context) =>
+        new Producer({
+          context,
+          decoderRequests: this.decoders,
+          pinBudget: this.pinBudget,
+          socketsDrained: (address, done) => {
+            void this.#waitForSockets(address).then(done);
+          },
+        }),
+      roleContext: (session) => this.#roleContext(session),
+    };
+  }
+
+  #register(connect: ConnectMessage, done: Parameters<SessionEnvironment['register']>[1]): void {
+    const { shards, dataPlane, log } = this.#options;
+    if (dataPlane.name === 'none') {
+      setImmediate(() => {
+        done(true, undefined);
+      });
+      return;
+    }
+    const hasScratch = connect.kvpeer?.features.includes('scratch_page') === true;
+    const { agentMetadata, baseAddr, numBlocks } = connect;
+    shards.addPeer({ agentMetadata, baseAddr, numBlocks, hasScratch }, (failure, dataPeer) => {
+      if (failure) log.warn({ peerId: connect.peerId, failure }, 'NIXL did not take the peer');
+      done(failure === undefined, dataPeer);
+    });
+  }
+
+  #roleContext(session: Session): RoleContext {
+    const { options: resolved, shards, counts, log } = this.#options;
+    return {
+      address: session.address,
+      times: resolved,
+      limits: resolved,
+      counters: counts,
+      log,
+      shards,
+      now: this.now,
+      send: (frame) => {
+        session.send(frame);
+      },
+      wakeAt: (timeMs) => {
+        this.#alarm.wakeAt(timeMs);
+      },
+      protocolError: (detail) => {
+        counts.rejection('protocol');
+        // Not inside the role's own call: it is still at work.
+        queueMicrotask(() => {
+          if (!session.isOver) this.sessions.onProtocolError(session.address, detail);
+        });
+      },
+      remote: () => session.remote,
+      hasSent: () => session.hasSent,
+      writer: () => (session.connect ? writerIdentity(session.address, session.connect) : undefined),
+    };
+  }
+
+  /** Until no closed socket of this host has unsent data for the peer's host, at most SOCKET_DRAIN_MS. */
+  async #waitForSockets(address: string): Promise<void> {
+    const host = hostOf(address).replace(/^\[|\]$/g, '');
+    const end = this.now() + SOCKET_DRAIN_MS;
+    try {
+      const addresses =
+        isIP(host) === 0 ? (await resolveHost(host, { all: true })).map((found) => found.address) : [host];
+      while (this.now() < end && (await unsentBytesTo(new Set(addresses))) > 0) await delay(SOCKET_POLL_MS);
+    } catch (error) {
+      this.#options.log.warn(
+        { peer: address, reason: String(error) },
+        'send queues cannot be read; not waited for',
+      );
+    }
+  }
+
+  /** Design section 10: the consumer's hard stop. */
+  #considerRecycling(nowMs: number): void {
+    const { options: resolved, shards, dataPlane } = this.#options;
+    const { slotCount, oldestMs } = this.quarantine.recyclable();
+    if (dataPlane.name === 'none' || oldestMs === undefined || this.#isRecycling || this.#isClosing) return;
+    const dueMs = oldestMs + resolved.quarantineMaxMs;
+    const isDue = nowMs >= dueMs || slotCount > shards.numBlocks * RECYCLE_SHARE;
+    const notBeforeMs = this.#lastRecycleMs + Math.min(RECYCLE_INTERVAL_MS, resolved.quarantineMaxMs);
+    if (!isDue || nowMs < notBeforeMs) {
+      this.#alarm.wakeAt(Math.max(dueMs, notBeforeMs));
+      return;
+    }
+    this.#lastRecycleMs = nowMs;
+    this.#isRecycling = true;
+    void this.#recycle(slotCount).finally(() => {
+      this.#isRecycling = false;
+      this.sessions.resume();
+    });
+  }
+
+  async #recycle(slotCount: number): Promise<void> {
+    const { dataPlane, log } = this.#options;
+    log.warn(
+      { slots: slotCount },
+      'recycling the receive agent: slots have been quarantined for too long, or too many are',
+    );
+    await new Promise<void>((resolve) => {
+      this.sessions.pause('recycling', resolve);
+    });
+    try {
+      await dataPlane.recycle();
+    } catch (error) {
+      log.error(
+        { reason: String(error) },
+        'the receive agent could not be recycled; the slots stay quarantined',
+      );
+      return;
+    }
+    this.recycleCount++;
+    this.quarantine.onRecycled();
+  }
+}

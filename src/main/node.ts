@@ -32,20 +32,8 @@ import type { RoleContext } from './session/roles.js';
 import type { Session, SessionEnvironment } from './session/session.js';
 import { Sessions } from './session/sessions.js';
 import { writerIdentity } from './session/writer-identity.js';
+import type { DataPlane } from './shards/running-shards.js';
 import type { ShardClient } from './shards/shard-client.js';
-
-/** What the node needs from the data plane besides the shards. */
-export interface DataPlane {
-  readonly name: 'nixl' | 'none';
-  /** Address of block 0 in this process. */
-  readonly baseAddr: number;
-  /** The receive agent's metadata, as it goes into `connect`. */
-  metadata(): Uint8Array;
-  /** Destroys the receive agent and makes a new one: no TCP write of a peer's old session lands afterwards. */
-  recycle(): Promise<void>;
-  /** The metadata offers CMA: a stopped writer of this host may go on when it is continued. */
-  readonly offersCma: boolean;
-}
 
 export interface NodeOptions {
   readonly options: ResolvedOptions;

@@ -60,6 +60,18 @@ export class SlotQuarantine implements Quarantine {
     return undefined;
   }
 
+  /** What recycling the receive agent would end: all but what a same-host CMA writer may still reach. */
+  recyclable(): { readonly slotCount: number; readonly oldestMs: number | undefined } {
+    let slotCount = 0;
+    let oldestMs: number | undefined;
+    for (const entry of this.#entries) {
+      if (entry.isReleased || !this.#endsByRecycling(entry)) continue;
+      slotCount += entry.slotCount;
+      oldestMs ??= entry.sinceMs;
+    }
+    return { slotCount, oldestMs };
+  }
+
   add(
     set: SlotSet,
     writer: WriterIdentity,

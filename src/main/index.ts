@@ -1,0 +1,20 @@
+// What the package exports.
+
+export { KvpeerError } from './errors.js';
+export type { ErrorCode } from './errors.js';
+export type { PeerOptions } from './options.js';
+export { buildParams, canonicalParams, formatIssue, parseParams } from './params/index.js';
+export type { KvTransferParams, ParamsIssue } from './params/index.js';
+export { Peer } from './peer.js';
+export type {
+  Hits,
+  Load,
+  PackedKeys,
+  PeerApi,
+  PeerRequest,
+  PeerStats,
+  PinnedBlocks,
+  Reservation,
+  StoreResult,
+} from './peer-api.js';
+export type { Tier, TierJob, TierJobResult, TierRequest } from './tier-api.js';

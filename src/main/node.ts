@@ -79,7 +79,8 @@ export class Node {
       {
         bindHost: resolved.host,
         bindPort: resolved.port,
-        ...(advertise === undefined ? {} : { advertiseHost: advertise.host, advertisePort: advertise.port }),
+        ...(advertise === undefined ? {} : { advertiseHost: advertise.host }),
+        ...(advertise?.port === undefined ? {} : { advertisePort: advertise.port }),
         heartbeatMs: resolved.heartbeatMs,
         heartbeatTimeoutMs: resolved.heartbeatTimeoutMs,
         maxFrameBytes: resolved.maxMessageBytes,

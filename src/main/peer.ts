@@ -60,7 +60,10 @@ export class Peer implements PeerApi {
     const resolved = validateOptions(options);
     const log = options.logger ?? createLogger(resolved.logLevel);
     const counts = new EventCounts();
-    const shards = await startShards(resolved, log);
+    const shards = await startShards(
+      { ...resolved, arenaBytes: resolved.arenaBytes === "auto" ? undefined : resolved.arenaBytes },
+      log,
+    );
     try {
       const node = await Node.start({
         options: resolved,

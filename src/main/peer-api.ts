@@ -59,11 +59,6 @@ export interface StoreResult {
   readonly notStoredCount: number;
 }
 
-export interface OpenOptions {
-  /** The `kv_hints` envelope of the routers, as parsed JSON. */
-  readonly kvHints?: unknown;
-}
-
 /** One engine request. Not safe for concurrent load() of the same keys; lookups and loads of different keys may overlap. */
 export interface PeerRequest {
   /** The consumer id (remote_prefiller or remote_kv_source), allocated when it was absent. */
@@ -121,7 +116,7 @@ export interface PeerApi {
     readonly transports: string;
   };
   /** @throws KVPEER_INVALID_PARAMS on an illegal combination, naming the keys. */
-  open(kvTransferParams?: unknown, options?: OpenOptions): PeerRequest;
+  open(kvTransferParams?: unknown): PeerRequest;
   store(keys: PackedKeys, blocks: Uint8Array): Promise<StoreResult>;
   reserve(keys: PackedKeys): Promise<Reservation>;
   /** Keeps blocks regardless of eviction. */

@@ -19,7 +19,6 @@ import { allocateIds, parseParamsOrThrow } from './params/index.js';
 import type {
   ContentTools,
   Hits,
-  OpenOptions,
   PackedKeys,
   PeerApi,
   PeerStats,
@@ -125,7 +124,7 @@ export class Peer implements PeerApi {
     return this.#shards.dataPlaneStatus;
   }
 
-  open(kvTransferParams?: unknown, _options?: OpenOptions): Request {
+  open(kvTransferParams?: unknown): Request {
     this.#assertOpen();
     const params = allocateIds(parseParamsOrThrow(kvTransferParams), randomUUID);
     const request = new Request(

@@ -12,6 +12,7 @@
 #include "core/mapping.h"
 #include "core/napi_args.h"
 #include "nixl/agents.h"
+#include "nixl/connections.h"
 #include "nixl/library.h"
 #include "nixl/register.h"
 #include "nixl/transfers.h"
@@ -195,6 +196,17 @@ napi_value destroyReceiveAgent(napi_env env, napi_callback_info info) {
   return queueWork(env, "nixlDestroyReceiveAgent", std::move(work));
 }
 
+// nixlUnreadBytes(handle)
+napi_value receiveBacklog(napi_env env, napi_callback_info info) {
+  Arguments<1> args(env, info, "nixlUnreadBytes");
+  const uint32_t handle = args.uint32(0, "handle");
+  if (!args.ok()) return nullptr;
+  const auto& agents = envState(env)->agents->receive;
+  const auto found = agents.find(handle);
+  if (found == agents.end()) return throwError(env, "nixlUnreadBytes: no such receive agent in this thread");
+  return toNumber(env, static_cast<double>(unreadBytes(found->second->metadata())));
+}
+
 // nixlCreateSendAgent(pool, numBlocks, blockBytes) -> handle; about 30 ms, on the calling thread.
 napi_value createSendAgent(napi_env env, napi_callback_info info) {
   Arguments<3> args(env, info, "nixlCreateSendAgent");
@@ -368,6 +380,7 @@ void registerNixl(napi_env env, napi_value exports) {
   exportFunction(env, exports, "nixlLoad", load);
   exportFunction(env, exports, "nixlCreateReceiveAgent", createReceiveAgent);
   exportFunction(env, exports, "nixlDestroyReceiveAgent", destroyReceiveAgent);
+  exportFunction(env, exports, "nixlUnreadBytes", receiveBacklog);
   exportFunction(env, exports, "nixlCreateSendAgent", createSendAgent);
   exportFunction(env, exports, "nixlDestroySendAgent", destroySendAgent);
   exportFunction(env, exports, "nixlAddPeer", addPeer);

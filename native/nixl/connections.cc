@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cstdlib>
@@ -15,41 +16,71 @@ namespace {
 
 std::string_view bytesOf(const void* data, size_t size) { return {static_cast<const char*>(data), size}; }
 
-bool isNamedIn(const std::string& metadata, const sockaddr_storage& remote) {
-  auto names = [&](const void* data, size_t size) { return metadata.find(bytesOf(data, size)) != std::string::npos; };
-  if (remote.ss_family == AF_INET) {
-    const auto& address = reinterpret_cast<const sockaddr_in&>(remote);
-    const bool isLoopback = (ntohl(address.sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
-    return names(&address.sin_port, sizeof address.sin_port) &&
-           (isLoopback || names(&address.sin_addr, sizeof address.sin_addr));
+bool isNamed(const std::string& metadata, const void* data, size_t size) {
+  return metadata.find(bytesOf(data, size)) != std::string::npos;
+}
+
+bool isPortNamed(const std::string& metadata, const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    const in_port_t port = reinterpret_cast<const sockaddr_in&>(address).sin_port;
+    return isNamed(metadata, &port, sizeof port);
   }
-  if (remote.ss_family == AF_INET6) {
-    const auto& address = reinterpret_cast<const sockaddr_in6&>(remote);
-    return names(&address.sin6_port, sizeof address.sin6_port) &&
-           (IN6_IS_ADDR_LOOPBACK(&address.sin6_addr) || names(&address.sin6_addr, sizeof address.sin6_addr));
+  if (address.ss_family == AF_INET6) {
+    const in_port_t port = reinterpret_cast<const sockaddr_in6&>(address).sin6_port;
+    return isNamed(metadata, &port, sizeof port);
   }
   return false;
+}
+
+// The metadata of an agent that listens on loopback does not name the address.
+bool isAddressNamed(const std::string& metadata, const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    const in_addr& host = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+    return (ntohl(host.s_addr) >> 24) == IN_LOOPBACKNET || isNamed(metadata, &host, sizeof host);
+  }
+  const in6_addr& host = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&host) || isNamed(metadata, &host, sizeof host);
+}
+
+template <typename Visit>
+void forEachDescriptor(Visit visit) {
+  DIR* directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return;
+  while (const dirent* entry = readdir(directory)) {
+    if (entry->d_name[0] != '.') visit(atoi(entry->d_name));
+  }
+  closedir(directory);
 }
 
 }  // namespace
 
 size_t resetOnClose(const std::string& metadata) {
-  DIR* directory = opendir("/proc/self/fd");
-  if (directory == nullptr) return 0;
   size_t found = 0;
-  while (const dirent* entry = readdir(directory)) {
-    if (entry->d_name[0] == '.') continue;
-    const int fd = atoi(entry->d_name);
+  forEachDescriptor([&](int fd) {
     sockaddr_storage remote = {};
     socklen_t length = sizeof remote;
     // Fails for everything that is not a connected socket.
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &length) != 0) continue;
-    if (!isNamedIn(metadata, remote)) continue;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &length) != 0) return;
+    if (!isPortNamed(metadata, remote) || !isAddressNamed(metadata, remote)) return;
     const linger discard = {1, 0};
     if (setsockopt(fd, SOL_SOCKET, SO_LINGER, &discard, sizeof discard) == 0) ++found;
-  }
-  closedir(directory);
+  });
   return found;
+}
+
+uint64_t unreadBytes(const std::string& metadata) {
+  uint64_t sum = 0;
+  forEachDescriptor([&](int fd) {
+    sockaddr_storage local = {};
+    socklen_t length = sizeof local;
+    // Not the remote side: a connection that was reset has none any more, but what it received can still be read.
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) return;
+    if (!isPortNamed(metadata, local)) return;
+    int unread = 0;
+    // Fails for the listening socket.
+    if (ioctl(fd, FIONREAD, &unread) == 0 && unread > 0) sum += static_cast<uint64_t>(unread);
+  });
+  return sum;
 }
 
 }  // namespace kvpeer

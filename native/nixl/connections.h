@@ -1,7 +1,8 @@
-// The TCP connections that the transport opened to a peer, found by what the peer's metadata says of them.
+// The transport's TCP connections, found by what an agent's metadata says of them.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace kvpeer {
@@ -13,5 +14,9 @@ namespace kvpeer {
 // The metadata names the port on which the peer's transport listens and, but for loopback, its address. A connection
 // of something else to a port whose two bytes happen to be in the metadata would be reset on its close as well.
 size_t resetOnClose(const std::string& metadata);
+
+// Bytes that have arrived on connections to the port that this agent's own metadata names, but that its progress thread
+// has not read: they land in the pool when it does, also when the connection has been reset meanwhile.
+uint64_t unreadBytes(const std::string& metadata);
 
 }  // namespace kvpeer

@@ -74,7 +74,7 @@ export class Node {
     // Frames come only after bind() has settled and the node exists.
     const handlers: { node: Node | undefined } = { node: undefined };
     const { options: resolved } = options;
-    const advertise = resolved.advertise === undefined ? undefined : splitAdvertise(resolved.advertise);
+    const advertise = splitAdvertise(resolved.advertise);
     const transport = createControlTransport(
       {
         bindHost: resolved.host,

@@ -1,11 +1,10 @@
 // The two mappings of a node: sized, checked against what the host has, made, touched, and taken over after a restart.
 
 import { randomBytes } from 'node:crypto';
-import { unlinkSync } from 'node:fs';
+import { statSync, unlinkSync } from 'node:fs';
 import { type Native, loadNative } from '../../../native/index.js';
 import {
   type Layout,
-  POOL_SCRATCH_BYTES,
   computeLayout,
   readLayout,
   writeHeader,
@@ -98,10 +97,14 @@ export async function adoptMemory(files: {
   const native = loadNative();
   const options = { huge: false, lock: true, create: false };
   try {
-    const control = native.mapFile(files.control, { ...options, bytes: POOL_SCRATCH_BYTES });
+    const control = native.mapFile(files.control, { ...options, bytes: statSync(files.control).size });
     const layout = readLayout(control.buffer);
     const pool = native.mapFile(files.pool, { ...options, bytes: layout.poolBytes });
     await touch(native, control.buffer, pool.buffer);
+    // Armed and stop words, ring indexes and counters belong to the threads of the old process.
+    const { wordsOffset, scratchOffset, countersOffset, arenaOffset } = layout;
+    new Uint8Array(control.buffer, wordsOffset, scratchOffset - wordsOffset).fill(0);
+    new Uint8Array(control.buffer, countersOffset, arenaOffset - countersOffset).fill(0);
     writeIncarnation(control.buffer, random64());
     return {
       layout,

@@ -65,6 +65,8 @@ export class WorkerPool {
   private readonly exits = new Map<number, Promise<void>>();
   private readonly threads = new Map<number, Worker>();
   private readonly deaths: number[][];
+  /** Who waits for the next loss of a worker. */
+  private readonly losses: (() => void)[][];
   private readonly upWorkers = new Set<number>();
   private phase: 'running' | 'closing' = 'running';
   private closed: Promise<void> | undefined;
@@ -74,6 +76,7 @@ export class WorkerPool {
     const { shardCount } = options;
     this.options = options;
     this.deaths = Array.from({ length: shardCount }, () => []);
+    this.losses = Array.from({ length: shardCount }, () => []);
     this.piscina = new Piscina({
       filename: options.workerFile ?? shardWorkerFile(),
       name: 'serve',
@@ -123,9 +126,15 @@ export class WorkerPool {
     return this.upWorkers.has(worker);
   }
 
-  /** Ends a worker's thread as it is, in the middle of whatever it does. It is replaced like any that died. */
+  /**
+   * Ends a worker's thread as it is, in the middle of whatever it does. It is replaced like any that died.
+   *
+   * @returns once its loss has been dealt with; the replacement is still starting then
+   */
   async kill(worker: number): Promise<void> {
+    const dealtWith = new Promise<void>((resolve) => this.losses[worker].push(resolve));
     await this.threads.get(Atomics.load(this.running[worker].started, 0))?.terminate();
+    await dealtWith;
   }
 
   /** Stops the loops, then the threads. Idempotent. */
@@ -198,6 +207,7 @@ export class WorkerPool {
       await this.endThread(worker);
       if (this.isClosing()) return;
       events.onWorkerLost(worker, reason);
+      for (const resolve of this.losses[worker].splice(0)) resolve();
       if (this.diesTooOften(worker)) {
         events.onFatal(
           new KvpeerError(

@@ -86,12 +86,13 @@ export async function store({ client }: StartedShards, ids: readonly number[]): 
 }
 
 /** What the slot records say, which everything else must agree with. */
-export function poolState({ memory, counter, client }: StartedShards): {
+export function poolState(shards: StartedShards): {
   readonly phases: { free: number; writing: number; ready: number; quarantined: number };
   readonly pins: number;
   readonly gaugesAgree: boolean;
   readonly clientPins: number;
 } {
+  const { memory } = shards;
   const table = new SlotTable(memory.control, memory.layout);
   const phases = { free: 0, writing: 0, ready: 0, quarantined: 0 };
   let pins = 0;
@@ -105,10 +106,10 @@ export function poolState({ memory, counter, client }: StartedShards): {
     else phases.quarantined += 1;
   }
   const gaugesAgree =
-    counter(Counter.FreeSlots) === phases.free &&
-    counter(Counter.WritingSlots) === phases.writing &&
-    counter(Counter.QuarantinedSlots) === phases.quarantined;
-  return { phases, pins, gaugesAgree, clientPins: client.pinCount };
+    shards.counter(Counter.FreeSlots) === phases.free &&
+    shards.counter(Counter.WritingSlots) === phases.writing &&
+    shards.counter(Counter.QuarantinedSlots) === phases.quarantined;
+  return { phases, pins, gaugesAgree, clientPins: shards.client.pinCount };
 }
 
 /** Resolves once nothing is open or waiting at the client. */

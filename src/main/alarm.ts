@@ -2,6 +2,8 @@
 
 /** Deadlines are rounded up to this: at most a hundred ticks a second, however many deadlines there are. */
 const GRAIN_MS = 10;
+/** A longer one would fire at once. The clock is looked at when it fires, so a far time takes several. */
+const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /**
  * Remembers every time it is asked for (rounded up, each once) and calls `onTime` at or soon after it. Deadlines that
@@ -48,7 +50,7 @@ export class Alarm {
       () => {
         this.#fire();
       },
-      Math.max(1, Math.ceil(next - this.#now())),
+      Math.min(MAX_TIMER_MS, Math.max(1, Math.ceil(next - this.#now()))),
     );
   }
 

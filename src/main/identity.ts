@@ -20,7 +20,7 @@ export function readBootId(): string {
   return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
 }
 
-/** Field 22 of /proc/PID/stat, or undefined when there is no such process. */
+/** Field 22 of /proc/PID/stat, or undefined when there is no such process, or what is left of it is a zombie. */
 export function processStartTime(pid: number): number | undefined {
   let stat: string;
   try {
@@ -30,6 +30,8 @@ export function processStartTime(pid: number): number | undefined {
   }
   // The second field is the command in parentheses and may contain anything; the last one closes it.
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  // A zombie has no memory and writes nothing any more; only its parent has not noticed.
+  if (fields[0] === 'Z' || fields[0] === 'X') return undefined;
   return Number(fields[19]);
 }
 

@@ -28,8 +28,10 @@ import { SettleWaiters } from './session/joins.js';
 import { NodePinBudget } from './session/pin-budget.js';
 import { Producer } from './session/producer.js';
 import { SlotQuarantine } from './session/quarantine.js';
+import { RoundMemory } from './session/rounds.js';
 import type { RoleContext } from './session/roles.js';
 import type { Session, SessionEnvironment } from './session/session.js';
+import type { SessionsOptions } from './session/sessions.js';
 import { Sessions } from './session/sessions.js';
 import { writerIdentity } from './session/writer-identity.js';
 import type { DataPlane } from './shards/running-shards.js';
@@ -54,6 +56,7 @@ export class Node {
   readonly sessions: Sessions;
   readonly quarantine: SlotQuarantine;
   readonly joins: SettleWaiters;
+  readonly rounds: RoundMemory;
   readonly decoders: NodeDecoderRequests;
   readonly pinBudget: NodePinBudget;
   readonly address: string;
@@ -136,6 +139,7 @@ export class Node {
     };
     const { now } = this;
     this.joins = new SettleWaiters(shards, wakeAt);
+    this.rounds = new RoundMemory(resolved.rememberedMs);
     this.quarantine = new SlotQuarantine({
       shards,
       log,
@@ -163,6 +167,9 @@ export class Node {
       },
       wakeAt,
     });
+    this.decoders.onStored = (kvRequestId) => {
+      this.sessions.onDecoderStored(kvRequestId);
+    };
     this.decoders.onEnded = (kvRequestId) => {
       this.sessions.onDecoderFinished(kvRequestId);
     };
@@ -231,7 +238,7 @@ export class Node {
     this.#considerRecycling(nowMs);
   }
 
-  #sessionEnvironment(): Omit<SessionEnvironment, 'hooks' | 'isSuspected'> {
+  #sessionEnvironment(): SessionsOptions['environment'] {
     const { options: resolved, shards, dataPlane } = this.#options;
     return {
       identity: {
@@ -264,14 +271,17 @@ export class Node {
           done();
         });
       },
-      makeConsumer: (context) => new Consumer(context, this.quarantine, this.joins),
-      makeProducer: (context) =>
+      makeConsumer: (context) => new Consumer(context, this.quarantine, this.joins, this.rounds),
+      makeProducer: (context, session) =>
         new Producer({
           context,
           decoderRequests: this.decoders,
           pinBudget: this.pinBudget,
           socketsDrained: (address, done) => {
             void this.#waitForSockets(address).then(done);
+          },
+          onHardStop: () => {
+            this.sessions.onHardStop(session.address);
           },
         }),
       roleContext: (session) => this.#roleContext(session),
@@ -307,6 +317,7 @@ export class Node {
       send: (frame) => {
         session.send(frame);
       },
+      recall: (frame) => session.recall(frame),
       wakeAt: (timeMs) => {
         this.#alarm.wakeAt(timeMs);
       },
@@ -319,7 +330,7 @@ export class Node {
       },
       remote: () => session.remote,
       hasSent: () => session.hasSent,
-      writer: () => (session.connect ? writerIdentity(session.address, session.connect) : undefined),
+      writer: () => session.writer,
     };
   }
 

@@ -2,13 +2,15 @@
 
 /**
  * A faulty peer may be dialled again at once the first time; a further fault waits `minMs`, doubling to `maxMs`.
- * A peer that gave no trouble for `maxMs` after its last wait starts afresh. A `connect` from the peer clears it.
+ * A peer that gave no trouble for `maxMs` after its last wait starts afresh. One that comes to us itself may be dialled
+ * at once, but its faults still count: otherwise a peer that comes up and breaks again would never be left alone.
  */
 export class Backoff {
   readonly #minMs: number;
   readonly #maxMs: number;
   readonly #maxEntries: number;
-  readonly #peers = new Map<string, { faultCount: number; untilMs: number }>();
+  readonly #peers = new Map<string, { readonly faultCount: number; readonly untilMs: number }>();
+  /** Hosts with the time of their last fault. */
   readonly #suspectedHosts = new Map<string, number>();
 
   constructor(times: { readonly backoffMinMs: number; readonly backoffMaxMs: number }, maxEntries = 4_096) {
@@ -29,14 +31,15 @@ export class Backoff {
     return waitMs;
   }
 
-  /** The peer became ready: its host is trusted again. Its own faults fade with time only, or it could flap for ever. */
+  /** A session with the peer became ready: its host is trusted again. */
   onSuccess(address: string): void {
     this.#suspectedHosts.delete(hostOf(address));
   }
 
-  /** The peer itself came to us, alive: it may be dialled at once. */
-  onConnectFrom(address: string): void {
-    this.#peers.delete(address);
+  /** The peer itself came to us, alive: it is not waited for. */
+  onConnectFrom(address: string, nowMs: number): void {
+    const known = this.#peers.get(address);
+    if (known && known.untilMs > nowMs) this.#peers.set(address, { ...known, untilMs: nowMs });
   }
 
   isHeld(address: string, nowMs: number): boolean {
@@ -44,7 +47,7 @@ export class Backoff {
     return known !== undefined && nowMs < known.untilMs;
   }
 
-  /** Something on the host failed and nothing succeeded since: a handshake there gets the short deadline. */
+  /** Something on the host failed and nothing succeeded since: its first sign of life is not waited for as long. */
   isSuspected(address: string): boolean {
     return this.#suspectedHosts.has(hostOf(address));
   }
@@ -66,6 +69,6 @@ function remember<T>(map: Map<string, T>, key: string, value: T, maxEntries: num
   if (map.size <= maxEntries) return;
   for (const oldest of map.keys()) {
     map.delete(oldest);
-    break;
+    return;
   }
 }

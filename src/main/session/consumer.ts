@@ -8,6 +8,9 @@
 //   draining (abort_fetch sent, the write may still land): transfer_done(true) -> published after all
 //                                                          transfer_done(false), abort_ack -> FREE
 //                                                          no word for abortAckMs, session over -> QUARANTINED
+//
+// Rounds of an id: lookups name the current round; a fetch, an abort_fetch or the empty fetch closes it, and the next
+// lookup or fetch uses the next one. What arrives for a closed round finds the load that fetched it, or nobody.
 
 import type {
   AbortAckMessage,
@@ -18,9 +21,10 @@ import type {
 import { HIT, MISS } from '../protocol/messages.js';
 import { writeAbortFetch, writeFetch, writeLookup } from '../protocol/write.js';
 import type { KeySpan } from '../shards/shard-client.js';
-import type { LoadHost, LoadOutcome } from './load.js';
+import { Deadlines } from './deadlines.js';
+import type { LoadHost } from './load.js';
 import { Load } from './load.js';
-import { applyAnswer, askedKeys, packKeys } from './lookup-match.js';
+import { applyByTable, applyVerbatim, askedKeys, countHits, isVerbatim, packKeys } from './lookup-match.js';
 import type {
   ConsumerRole,
   Joins,
@@ -31,20 +35,19 @@ import type {
   Quarantine,
   RoleContext,
 } from './roles.js';
-import { RoundMemory } from './rounds.js';
+import type { RoundMemory } from './rounds.js';
 
 /** Bytes of keys in one `lookup` or `fetch`: half of the message limit, so that headers and indexes fit beside them. */
 const MAX_LIST_BYTES = 4 * 1024 * 1024;
 
 interface OpenLookup {
   readonly state: IdState;
-  readonly round: number;
-  readonly asked: KeyList;
+  round: number;
+  asked: KeyList;
   /** 0: not answered yet. */
-  readonly statuses: Uint8Array;
+  statuses: Uint8Array;
   openCount: number;
   readonly startedMs: number;
-  readonly deadlineMs: number;
   /** Undefined once the caller has its result: the answer may still come and must not be taken for a newer one's. */
   done: ((result: LookupResult) => void) | undefined;
 }
@@ -54,7 +57,9 @@ interface IdState {
   round: number;
   /** A `lookup` was sent in the current round: the peer may hold pins for it. */
   isProbed: boolean;
-  isFinished: boolean;
+  /** Something was found in the current round: a load may come for it. */
+  hasHits: boolean;
+  /** Oldest first. Open ones are of the current round. */
   readonly lookups: OpenLookup[];
   /** By round; a load keeps its place while it drains. */
   readonly loads: Map<number, Load>;
@@ -67,17 +72,36 @@ export class Consumer implements ConsumerRole {
   readonly #quarantine: Quarantine;
   readonly #rounds: RoundMemory;
   readonly #ids = new Map<string, IdState>();
-  /** Lookups in the order of their deadlines (which are all equally far). */
-  readonly #deadlines = new Set<OpenLookup>();
+  readonly #deadlines: Deadlines<OpenLookup>;
   readonly #loads = new Set<Load>();
+  /** No load has anything to do before. */
+  #nextLoadMs = Infinity;
   readonly #loadHost: LoadHost;
+  /** Most keys in one message. */
+  readonly #listCount: number;
   #isOver = false;
 
-  constructor(context: RoleContext, quarantine: Quarantine, joins: Joins) {
+  /** `rounds` is one for the node: a later session with the peer goes on where this one stops. */
+  constructor(context: RoleContext, quarantine: Quarantine, joins: Joins, rounds: RoundMemory) {
     this.#context = context;
     this.#quarantine = quarantine;
-    this.#rounds = new RoundMemory(context.times.rememberedMs);
-    this.#loadHost = { context, joins, quarantine };
+    this.#rounds = rounds;
+    this.#deadlines = new Deadlines((timeMs) => {
+      context.wakeAt(timeMs);
+    });
+    this.#loadHost = {
+      context,
+      joins,
+      quarantine,
+      wakeAt: (timeMs) => {
+        this.#nextLoadMs = Math.min(this.#nextLoadMs, timeMs);
+        context.wakeAt(timeMs);
+      },
+    };
+    this.#listCount = Math.min(
+      context.limits.maxKeys,
+      Math.floor(MAX_LIST_BYTES / (context.shards.keyBytes + 3)),
+    );
   }
 
   lookup(kvRequestId: string, keys: KeySpan, done: (result: LookupResult) => void): void {
@@ -94,69 +118,87 @@ export class Consumer implements ConsumerRole {
     const state = this.#stateOf(kvRequestId);
     const { keyBytes } = this.#context.shards;
     const packed = packKeys(keys, keyBytes);
-    const chunkCount = Math.min(this.#context.limits.maxKeys, Math.floor(MAX_LIST_BYTES / (keyBytes + 3)));
-    let chunksLeft = Math.ceil(keys.count / chunkCount);
+    let partsLeft = Math.ceil(keys.count / this.#listCount);
     let hitCount = 0;
     let reason: MissReason | undefined;
-    for (let from = 0; from < keys.count; from += chunkCount) {
-      const to = Math.min(from + chunkCount, keys.count);
-      const part = packed.subarray(from * keyBytes, to * keyBytes);
-      this.#ask(state, part, to - from, (result) => {
+    for (let from = 0; from < keys.count; from += this.#listCount) {
+      const to = Math.min(from + this.#listCount, keys.count);
+      this.#ask(state, packed.subarray(from * keyBytes, to * keyBytes), to - from, (result) => {
         statuses.set(result.statuses, from);
         hitCount += result.hitCount;
         reason ??= result.reason;
-        if (--chunksLeft === 0) done({ statuses, hitCount, ...(reason === undefined ? {} : { reason }) });
+        if (--partsLeft === 0) done({ statuses, hitCount, ...(reason === undefined ? {} : { reason }) });
       });
     }
   }
 
   #ask(state: IdState, packed: Uint8Array, count: number, done: (result: LookupResult) => void): void {
-    const { times, shards } = this.#context;
     const now = this.#context.now();
-    const ttl = this.#context.remote()?.isKvpeer === true ? { ttlMs: times.lookupMs } : {};
-    const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, ttl);
     const lookup: OpenLookup = {
       state,
       round: state.round,
-      asked: askedKeys(frame, shards.keyBytes),
+      asked: this.#sendLookup(state, packed),
       statuses: new Uint8Array(count),
       openCount: count,
       startedMs: now,
-      deadlineMs: now + times.lookupMs,
       done,
     };
     state.lookups.push(lookup);
+    this.#deadlines.set(lookup, now + this.#context.times.lookupMs);
+  }
+
+  #sendLookup(state: IdState, packed: Uint8Array): KeyList {
+    const { times, shards } = this.#context;
+    const ttl = this.#context.remote()?.isKvpeer === true ? { ttlMs: times.lookupMs } : {};
+    const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, ttl);
     state.isProbed = true;
-    this.#deadlines.add(lookup);
-    this.#context.wakeAt(lookup.deadlineMs);
     this.#context.send(frame);
+    return askedKeys(frame, shards.keyBytes, this.#listCount);
   }
 
   load(kvRequestId: string, keys: KeySpan, options: LoadOptions, done: (result: LoadResult) => void): void {
-    if (keys.count === 0 || this.#isOver) {
-      const slots = new Int32Array(keys.count).fill(-1);
-      if (keys.count > 0) this.#context.counters.miss('peer-down', keys.count);
-      done({
-        slots,
-        pins: [],
-        loadedCount: 0,
-        pulledCount: 0,
-        ...(keys.count > 0 ? { reason: 'peer-down' } : {}),
-      });
+    const slots = new Int32Array(keys.count).fill(-1);
+    if (keys.count === 0) {
+      done({ slots, pins: [], loadedCount: 0, pulledCount: 0 });
       return;
     }
-    const state = this.#stateOf(kvRequestId);
-    const load: Load = new Load(this.#loadHost, kvRequestId, keys, options, {
-      fetch: (fetchKeys, indexes) => this.#fetch(state, load, fetchKeys, indexes),
-      nothingToFetch: () => {
+    if (this.#isOver) {
+      this.#context.counters.miss('peer-down', keys.count);
+      done({ slots, pins: [], loadedCount: 0, pulledCount: 0, reason: 'peer-down' });
+      return;
+    }
+    if (keys.count <= this.#listCount) {
+      this.#startLoad(kvRequestId, keys, options, done);
+      return;
+    }
+    // One message names all blocks of a round. The first keys of a chain are worth most.
+    this.#context.counters.miss('over-limit', keys.count - this.#listCount);
+    this.#startLoad(kvRequestId, { ...keys, count: this.#listCount }, options, (result) => {
+      slots.set(result.slots);
+      done({ reason: 'over-limit', ...result, slots });
+    });
+  }
+
+  #startLoad(id: string, keys: KeySpan, options: LoadOptions, done: (result: LoadResult) => void): void {
+    const state = this.#stateOf(id);
+    const { round } = state;
+    let frame: Buffer | undefined;
+    const load: Load = new Load(this.#loadHost, id, keys, options, {
+      fetch: (fetchKeys, indexes) => {
+        const fetch = this.#fetch(state, load, fetchKeys, indexes);
+        frame = fetch.frame;
+        return fetch.round;
+      },
+      takeBack: () => frame !== undefined && this.#context.recall(frame),
+      fetchesNothing: () => {
         state.starting.delete(load);
-        this.#giveUp(state);
+        if (state.round === round) this.#giveUp(state);
       },
-      abort: (round) => {
-        this.#context.send(writeAbortFetch(state.id, round));
+      abort: (abortRound) => {
+        this.#context.send(writeAbortFetch(id, abortRound));
       },
-      ended: (outcome) => {
-        this.#onLoadEnded(state, load, outcome);
+      ended: (fetchedRound) => {
+        this.#onLoadEnded(state, load, fetchedRound);
       },
       result: done,
     });
@@ -166,164 +208,211 @@ export class Consumer implements ConsumerRole {
   }
 
   /** Closes the current round with a fetch for this load. */
-  #fetch(state: IdState, load: Load, keys: Uint8Array, indexes: Int32Array): number {
+  #fetch(
+    state: IdState,
+    load: Load,
+    keys: Uint8Array,
+    indexes: Int32Array,
+  ): { readonly frame: Buffer; readonly round: number } {
+    const { round } = state;
     state.starting.delete(load);
-    const round = state.round++;
-    state.isProbed = false;
     state.loads.set(round, load);
     const ttl = this.#context.remote()?.isKvpeer === true ? { ttlMs: Math.ceil(load.budgetMs) } : {};
-    this.#context.send(writeFetch(state.id, keys, this.#context.shards.keyBytes, indexes, round, ttl));
-    return round;
+    const frame = writeFetch(state.id, keys, this.#context.shards.keyBytes, indexes, round, ttl);
+    this.#context.send(frame);
+    this.#nextRound(state);
+    this.#askAgain(state);
+    return { frame, round };
   }
 
-  #onLoadEnded(state: IdState, load: Load, outcome: LoadOutcome): void {
-    state.starting.delete(load);
+  #nextRound(state: IdState): void {
+    state.round++;
+    state.isProbed = false;
+    state.hasHits = false;
+  }
+
+  /**
+   * Lookups that had no answer when their round was closed: a kvpeer answers them no more, and what another producer
+   * still pins for them cannot be fetched under the next round.
+   */
+  #askAgain(state: IdState): void {
+    const { keyBytes } = this.#context.shards;
+    for (const lookup of [...state.lookups]) {
+      if (!lookup.done) continue;
+      const former: OpenLookup = { ...lookup, done: undefined };
+      state.lookups.splice(state.lookups.indexOf(lookup), 0, former);
+      this.#deadlines.set(former, this.#context.now() + this.#context.times.lookupMs);
+      // The lookup itself keeps its deadline and moves on.
+      lookup.round = state.round;
+      lookup.asked = this.#sendLookup(state, packKeys(lookup.asked, keyBytes));
+      lookup.openCount = lookup.statuses.length;
+      lookup.statuses = new Uint8Array(lookup.openCount);
+    }
+  }
+
+  #onLoadEnded(state: IdState, load: Load, fetchedRound: number | undefined): void {
     this.#loads.delete(load);
-    if (outcome.round !== undefined) state.loads.delete(outcome.round);
+    if (fetchedRound !== undefined) state.loads.delete(fetchedRound);
     this.#forgetIfIdle(state);
   }
 
   giveUpRound(kvRequestId: string): void {
     const state = this.#ids.get(kvRequestId);
     if (!state) return;
-    this.#endLookups(state, state.round, 'lookup-deadline');
+    const open = state.lookups.filter((lookup) => lookup.done);
     this.#giveUp(state);
+    for (const lookup of open) this.#endLookup(lookup, 'cancelled');
     this.#forgetIfIdle(state);
   }
 
-  /** The current round is not wanted: its pins at the peer go, the id continues with the next round. */
+  /** The current round is not wanted: its pins at the peer go. A load that is about to fetch still wants it. */
   #giveUp(state: IdState): void {
-    if (!state.isProbed) return;
+    if (!state.isProbed || state.starting.size > 0) return;
     this.#context.send(writeAbortFetch(state.id, state.round));
-    state.round++;
-    state.isProbed = false;
+    this.#nextRound(state);
   }
 
   finish(kvRequestId: string): void {
     const state = this.#ids.get(kvRequestId);
-    if (!state || state.isFinished) return;
-    state.isFinished = true;
-    for (const load of [...state.starting, ...state.loads.values()]) load.cancel();
-    this.#endLookups(state, undefined, undefined);
-    if (state.isProbed) {
-      const none = new Uint8Array(0);
-      this.#context.send(
-        writeFetch(state.id, none, this.#context.shards.keyBytes, new Int32Array(0), state.round),
-      );
-      state.isProbed = false;
-      state.round++;
-    }
+    if (!state) return;
+    for (const load of [...state.starting, ...state.loads.values()]) load.cancel('cancelled');
+    if (state.isProbed) this.#finishRound(state);
     this.#forgetIfIdle(state);
+  }
+
+  #finishRound(state: IdState): void {
+    const { keyBytes } = this.#context.shards;
+    this.#context.send(writeFetch(state.id, new Uint8Array(0), keyBytes, new Int32Array(0), state.round));
+    this.#nextRound(state);
+    // The peer drops every lookup of the id that it has not answered: nothing is waited for any more.
+    const lookups = state.lookups.splice(0);
+    for (const lookup of lookups) this.#deadlines.delete(lookup);
+    for (const lookup of lookups) this.#endLookup(lookup, 'cancelled');
   }
 
   onLookupResp(message: LookupRespMessage): void {
     const state = this.#ids.get(message.kvRequestId);
-    if (!state) {
-      this.#context.counters.ignored(message.type);
-      return;
-    }
-    let isUsed = false;
-    // Oldest first: a plain peer's answer has no round, and it answers in order.
-    for (const lookup of [...state.lookups]) {
-      if (message.roundSeq !== undefined && message.roundSeq !== lookup.round) continue;
-      const answeredCount = applyAnswer(lookup.asked, lookup.statuses, message.keys, message.hits);
-      if (answeredCount === 0) continue;
-      isUsed = true;
-      lookup.openCount -= answeredCount;
-      if (lookup.openCount === 0) this.#answered(lookup);
-      break;
-    }
-    if (!isUsed) this.#context.counters.ignored(message.type);
+    if (!state || !this.#applyAnswer(state, message)) this.#context.counters.ignored(message.type);
   }
 
-  #answered(lookup: OpenLookup): void {
-    const { state } = lookup;
+  /**
+   * Oldest lookup first: a plain peer's answer has no round, and it answers equal lookups in order. An answer is for one
+   * round only.
+   */
+  #applyAnswer(state: IdState, { keys, hits, roundSeq }: LookupRespMessage): boolean {
+    const isOfRound = (lookup: OpenLookup): boolean => roundSeq === undefined || roundSeq === lookup.round;
+    const exact = state.lookups.find((lookup) => isOfRound(lookup) && isVerbatim(lookup.asked, keys));
+    if (exact) {
+      this.#answered(exact, applyVerbatim(exact.statuses, exact.openCount, hits));
+      return true;
+    }
+    let round = roundSeq;
+    let isUsed = false;
+    for (const lookup of [...state.lookups]) {
+      if (round !== undefined && round !== lookup.round) continue;
+      const answeredCount = applyByTable(lookup, keys, hits);
+      if (answeredCount === 0) continue;
+      isUsed = true;
+      round = lookup.round;
+      this.#answered(lookup, answeredCount);
+    }
+    return isUsed;
+  }
+
+  #answered(lookup: OpenLookup, answeredCount: number): void {
+    const { state, statuses, done } = lookup;
+    lookup.openCount -= answeredCount;
+    if (lookup.round === state.round && statuses.includes(HIT)) state.hasHits = true;
+    if (lookup.openCount > 0) return;
     remove(state.lookups, lookup);
     this.#deadlines.delete(lookup);
-    const { done } = lookup;
     if (done) {
       lookup.done = undefined;
       this.#context.counters.lookupSeconds((this.#context.now() - lookup.startedMs) / 1000);
-      done({ statuses: lookup.statuses, hitCount: countHits(lookup.statuses) });
+      done({ statuses, hitCount: countHits(statuses) });
     }
     this.#forgetIfIdle(state);
   }
 
   onTransferDone(message: TransferDoneMessage): void {
-    const load = this.#ids.get(message.kvRequestId)?.loads.get(message.roundSeq);
+    const load = this.#loadOf(message);
     if (load) load.onTransferDone(message.success);
     else this.#onRoundEnded(message);
   }
 
   onAbortAck(message: AbortAckMessage): void {
-    const load = this.#ids.get(message.kvRequestId)?.loads.get(message.roundSeq);
+    const load = this.#loadOf(message);
     if (load) load.onAbortAck();
     else this.#onRoundEnded(message);
   }
 
+  /** Before the peer acknowledged us it cannot have seen a fetch. */
+  #loadOf(message: TransferDoneMessage | AbortAckMessage): Load | undefined {
+    const load = this.#ids.get(message.kvRequestId)?.loads.get(message.roundSeq);
+    return load?.isFetched === true && this.#context.hasSent() ? load : undefined;
+  }
+
   /** Late, or for a round that was given up: slots in quarantine may be waiting for it. */
-  #onRoundEnded(message: TransferDoneMessage | AbortAckMessage): void {
-    const writer = this.#context.writer();
-    if (writer) this.#quarantine.onRoundEnded(writer, message.kvRequestId, message.roundSeq);
-    this.#context.counters.ignored(message.type);
+  #onRoundEnded({ type, kvRequestId, roundSeq }: TransferDoneMessage | AbortAckMessage): void {
+    const round = { session: this.#context, kvRequestId, round: roundSeq };
+    if (!this.#quarantine.onRoundEnded(round)) this.#context.counters.ignored(type);
   }
 
   tick(nowMs: number): void {
     this.#rounds.tick(nowMs);
-    for (const lookup of this.#deadlines) {
-      if (nowMs < lookup.deadlineMs) {
-        this.#context.wakeAt(lookup.deadlineMs);
-        break;
-      }
-      this.#deadlines.delete(lookup);
+    this.#deadlines.expire(nowMs, (lookup) => {
       this.#expire(lookup);
-    }
+    });
+    if (this.#deadlines.size > 0) this.#context.wakeAt(this.#deadlines.nextMs);
+    if (nowMs < this.#nextLoadMs) return;
+    // Deadlines depend on the size of a load: all are looked at when the first is due.
+    this.#nextLoadMs = Infinity;
     for (const load of [...this.#loads]) load.tick(nowMs);
+    for (const load of this.#loads) this.#nextLoadMs = Math.min(this.#nextLoadMs, load.deadlineMs);
+    this.#context.wakeAt(this.#nextLoadMs);
   }
 
-  /** A lookup that got no answer in time; its round is released unless another lookup of it can still be used. */
+  /** A lookup without an answer. Its round is released unless something else of it can still be used. */
   #expire(lookup: OpenLookup): void {
     const { state } = lookup;
-    const wasWanted = lookup.done !== undefined;
     remove(state.lookups, lookup);
+    if (lookup.done && !state.hasHits && !state.lookups.some((other) => other.done)) this.#giveUp(state);
     this.#endLookup(lookup, 'lookup-deadline');
-    const isRoundWanted =
-      state.starting.size > 0 || state.lookups.some((other) => other.round === state.round);
-    if (wasWanted && lookup.round === state.round && !isRoundWanted) this.#giveUp(state);
     this.#forgetIfIdle(state);
   }
 
   end(): void {
     this.#isOver = true;
-    for (const state of [...this.#ids.values()]) {
-      this.#endLookups(state, undefined, 'peer-down');
+    const states = [...this.#ids.values()];
+    this.#ids.clear();
+    for (const state of states) {
+      if (state.round > 0 || state.isProbed) {
+        this.#rounds.remember(this.#context.address, state.id, state.round + 1, this.#context.now());
+      }
+      for (const lookup of state.lookups) {
+        this.#deadlines.delete(lookup);
+        this.#endLookup(lookup, 'peer-down');
+      }
       for (const load of [...state.starting, ...state.loads.values()]) load.onSessionEnd();
     }
-    this.#ids.clear();
-    this.#deadlines.clear();
   }
 
   stats(): { readonly idCount: number; readonly openLookupCount: number; readonly openLoadCount: number } {
     let openLookupCount = 0;
-    let openLoadCount = 0;
     for (const state of this.#ids.values()) {
-      openLookupCount += state.lookups.length;
-      openLoadCount += state.loads.size + state.starting.size;
+      for (const lookup of state.lookups) if (lookup.done) openLookupCount++;
     }
-    return { idCount: this.#ids.size, openLookupCount, openLoadCount };
+    return { idCount: this.#ids.size, openLookupCount, openLoadCount: this.#loads.size };
   }
 
   #stateOf(id: string): IdState {
     const known = this.#ids.get(id);
-    if (known) {
-      known.isFinished = false;
-      return known;
-    }
+    if (known) return known;
     const state: IdState = {
       id,
-      round: this.#rounds.recall(id),
+      round: this.#rounds.recall(this.#context.address, id),
       isProbed: false,
-      isFinished: false,
+      hasHits: false,
       lookups: [],
       loads: new Map(),
       starting: new Set(),
@@ -334,36 +423,24 @@ export class Consumer implements ConsumerRole {
 
   /** An id is kept while something of it is open, or its round at the peer is; its number is remembered longer. */
   #forgetIfIdle(state: IdState): void {
-    const isIdle =
-      !state.isProbed && state.loads.size === 0 && state.starting.size === 0 && state.lookups.length === 0;
-    if (!isIdle || this.#ids.get(state.id) !== state) return;
+    if (state.isProbed || state.loads.size + state.starting.size + state.lookups.length > 0) return;
+    if (this.#ids.get(state.id) !== state) return;
     this.#ids.delete(state.id);
-    if (state.round > 0) this.#rounds.remember(state.id, state.round, this.#context.now());
-  }
-
-  /** Ends the callers' waits; the records stay until their answers or deadlines, so that late answers find them. */
-  #endLookups(state: IdState, round: number | undefined, reason: MissReason | undefined): void {
-    for (const lookup of state.lookups) {
-      if (round === undefined || lookup.round === round) this.#endLookup(lookup, reason);
+    if (state.round > 0) {
+      this.#rounds.remember(this.#context.address, state.id, state.round, this.#context.now());
     }
   }
 
-  #endLookup(lookup: OpenLookup, reason: MissReason | undefined): void {
-    const { done, statuses } = lookup;
+  /** Ends the caller's wait with what is known. */
+  #endLookup(lookup: OpenLookup, reason: MissReason): void {
+    const { done } = lookup;
     if (!done) return;
     lookup.done = undefined;
-    if (reason) this.#context.counters.miss(reason, lookup.openCount);
-    // The caller gets a copy: the record goes on waiting for its answer.
-    const result = statuses.slice();
-    for (let i = 0; i < result.length; i++) if (result[i] === 0) result[i] = MISS;
-    done({ statuses: result, hitCount: countHits(result), reason: reason ?? 'peer-down' });
+    this.#context.counters.miss(reason, lookup.openCount);
+    // A copy: the record may go on waiting for its answer.
+    const statuses = lookup.statuses.map((status) => (status === 0 ? MISS : status));
+    done({ statuses, hitCount: countHits(statuses), reason });
   }
-}
-
-function countHits(statuses: Uint8Array): number {
-  let count = 0;
-  for (const status of statuses) if (status === HIT) count++;
-  return count;
 }
 
 function remove<T>(list: T[], item: T): void {

@@ -7,6 +7,7 @@
 //      +--------+--- deadline, refusal, mismatch, failed registration, disconnect ----> over
 //
 // Our own `connect` goes out at once in `dialling`; the peer's ack lets us send requests, our ack lets it.
+// Every event in every state has a row in test/unit/handshake.test.ts.
 
 import type { ConnectMessage } from '../protocol/messages.js';
 
@@ -65,7 +66,8 @@ export type EndCause =
   | 'protocol-error'
   | 'send-failed'
   | 'restarted'
-  | 'recycling';
+  | 'recycling'
+  | 'idle';
 
 /** Causes that count against the peer: it is left alone for a while (design.md section 7, back-off). */
 export const FAULTY_CAUSES: ReadonlySet<EndCause> = new Set<EndCause>([
@@ -97,14 +99,14 @@ export type HandshakeEvent =
 export type HandshakeEffect =
   | { readonly type: 'register'; readonly connect: ConnectMessage }
   | { readonly type: 'send-ack' }
-  /** Close the DEALER, open it again, send `connect` again: ours was lost with a connection that was taken over. */
+  /** Close the DEALER, open it again, send `connect` again: a vLLM ROUTER does not read a second connection of an identity. */
   | { readonly type: 'redial' }
   /** The peer has registered us: queued frames may go. */
   | { readonly type: 'flush' }
   | { readonly type: 'ready' }
   | { readonly type: 'reject'; readonly mismatch: Mismatch }
-  /** Same run as before: nothing changes. */
-  | { readonly type: 'ignore-connect' }
+  /** Said before: nothing changes. */
+  | { readonly type: 'ignore'; readonly messageType: 'connect' | 'connect_ack' }
   /** Another run of the peer at this address: this session ends, and one for the message begins. */
   | { readonly type: 'replace'; readonly connect: ConnectMessage }
   | { readonly type: 'end'; readonly cause: EndCause };
@@ -116,7 +118,7 @@ export interface HandshakeStep {
 
 export const HANDSHAKE_START: HandshakeState = { phase: 'dialling', isAcked: false, isRedialled: false };
 
-/** The transition table. An event that means nothing in a state leaves it as it is, without effects. */
+/** The transition table. An event that means nothing in a state leaves it as it is. */
 export function handshakeStep(state: HandshakeState, event: HandshakeEvent): HandshakeStep {
   if (state.phase === 'over') return { state, effects: [] };
   switch (event.type) {
@@ -139,7 +141,8 @@ export function handshakeStep(state: HandshakeState, event: HandshakeEvent): Han
     case 'registration-failed':
       return state.phase === 'registering' ? over('registration-failed') : { state, effects: [] };
     case 'redial-time':
-      if (state.phase !== 'dialling' || state.isRedialled) return { state, effects: [] };
+      // A peer that acknowledged us has our `connect`, and a second one would end its session.
+      if (state.phase !== 'dialling' || state.isRedialled || state.isAcked) return { state, effects: [] };
       return { state: { ...state, isRedialled: true }, effects: [{ type: 'redial' }] };
   }
 }
@@ -164,7 +167,8 @@ function onConnect(
       effects: [{ type: 'register', connect: message }],
     };
   }
-  if (isSameRun(state.connect, message)) return { state, effects: [{ type: 'ignore-connect' }] };
+  if (isSameRun(state.connect, message))
+    return { state, effects: [{ type: 'ignore', messageType: 'connect' }] };
   return {
     state: { phase: 'over', cause: 'restarted' },
     effects: [
@@ -179,7 +183,7 @@ function onAck(state: Exclude<HandshakeState, { phase: 'over' }>): HandshakeStep
     case 'dialling':
     case 'registering':
       return state.isAcked
-        ? { state, effects: [] }
+        ? { state, effects: [{ type: 'ignore', messageType: 'connect_ack' }] }
         : { state: { ...state, isAcked: true }, effects: [{ type: 'flush' }] };
     case 'acknowledging':
       return {
@@ -187,7 +191,7 @@ function onAck(state: Exclude<HandshakeState, { phase: 'over' }>): HandshakeStep
         effects: [{ type: 'flush' }, { type: 'ready' }],
       };
     case 'ready':
-      return { state, effects: [] };
+      return { state, effects: [{ type: 'ignore', messageType: 'connect_ack' }] };
   }
 }
 

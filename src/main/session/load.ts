@@ -1,8 +1,15 @@
 // One load: reserve slots, fetch what is missing, publish, join what others write, and give one result.
+//
+//   reserving --> preparing --> fetching --> settling --> over       (see also the picture in consumer.ts)
+//       |             |             |            ^
+//       |             |             +-- draining-+
+//       +-------------+---------------------------
 
 import { PositionStatus } from '../../shared/operations.js';
-import type { KeySpan, SlotSet } from '../shards/shard-client.js';
+import type { Failure, KeySpan, SlotSet } from '../shards/shard-client.js';
+import { pickKeys } from './key-subset.js';
 import type { Joins, LoadOptions, LoadResult, MissReason, Quarantine, RoleContext } from './roles.js';
+import { unknownWriter } from './writer-identity.js';
 
 /** A pull slower than this is taken for dead: added to the load deadline by size. Bytes per millisecond (50 MB/s). */
 const SLOWEST_BYTES_PER_MS = 50_000;
@@ -11,33 +18,38 @@ export interface LoadHost {
   readonly context: RoleContext;
   readonly joins: Joins;
   readonly quarantine: Quarantine;
-}
-
-/** How a load leaves its id. */
-export interface LoadOutcome {
-  /** Undefined when it never fetched. */
-  readonly round: number | undefined;
+  /** tick() shall be called at or soon after this time. */
+  wakeAt(timeMs: number): void;
 }
 
 export interface LoadCalls {
   /** Sends the fetch; returns its round. */
   fetch(keys: Uint8Array, indexes: Int32Array): number;
-  /** Every key is here, joined or without a slot: the round is not needed. */
-  nothingToFetch(): void;
+  /** Takes the fetch back if it has not left this node: nobody can write then. */
+  takeBack(): boolean;
+  /** There will be no fetch: the round is not needed. */
+  fetchesNothing(): void;
   /** Sends abort_fetch. */
   abort(round: number): void;
   result(result: LoadResult): void;
-  /** The last call: nothing of the load is open any more at the peer. */
-  ended(outcome: LoadOutcome): void;
+  /** The last call: nothing of the load is open any more. `round` is undefined when it never fetched. */
+  ended(round: number | undefined): void;
+}
+
+interface Fetched {
+  readonly set: SlotSet;
+  readonly round: number;
 }
 
 type Phase =
   | { readonly name: 'reserving' }
+  /** The caller's beforeFetch runs. */
   | { readonly name: 'preparing'; readonly set: SlotSet }
-  | { readonly name: 'fetching'; readonly set: SlotSet; readonly round: number; readonly deadlineMs: number }
-  | { readonly name: 'draining'; readonly set: SlotSet; readonly round: number; readonly deadlineMs: number }
-  /** The write is over; bytes are published or slots given back. */
-  | { readonly name: 'settling'; readonly round: number | undefined }
+  | ({ readonly name: 'fetching' } & Fetched)
+  /** abort_fetch was sent, the caller has its result, the write may still land. */
+  | ({ readonly name: 'draining' } & Fetched)
+  /** No write can land any more; blocks are published, waited for, or slots given back. */
+  | { readonly name: 'settling' }
   | { readonly name: 'over' };
 
 export class Load {
@@ -48,64 +60,85 @@ export class Load {
   readonly #calls: LoadCalls;
   readonly #startedMs: number;
   #phase: Phase = { name: 'reserving' };
+  /** The result was given, or is on its way. */
   #hasResult = false;
-  #isCancelled = false;
   #deadlineMs: number;
   /** How long the transfer may take, by its size. */
   readonly budgetMs: number;
 
   constructor(host: LoadHost, kvRequestId: string, keys: KeySpan, options: LoadOptions, calls: LoadCalls) {
+    const { context } = host;
     this.#host = host;
     this.#kvRequestId = kvRequestId;
     this.#keys = keys;
     this.#options = options;
     this.#calls = calls;
-    this.#startedMs = host.context.now();
-    this.budgetMs =
-      host.context.times.loadMs + (keys.count * host.context.shards.blockBytes) / SLOWEST_BYTES_PER_MS;
+    this.#startedMs = context.now();
+    this.budgetMs = context.times.loadMs + (keys.count * context.shards.blockBytes) / SLOWEST_BYTES_PER_MS;
     this.#deadlineMs = this.#startedMs + this.budgetMs;
   }
 
+  /** A fetch was sent and its end is waited for. */
+  get isFetched(): boolean {
+    return this.#phase.name === 'fetching' || this.#phase.name === 'draining';
+  }
+
+  /** When tick() has something to do; Infinity: never. */
+  get deadlineMs(): number {
+    return this.#phase.name === 'settling' || this.#phase.name === 'over' ? Infinity : this.#deadlineMs;
+  }
+
   start(): void {
-    const { shards } = this.#host.context;
-    shards.reserve(this.#keys, (failure, set) => {
-      if (failure || !set) {
-        this.#finishWithout(failure?.code === 'KVPEER_WORKER_LOST' ? 'worker-lost' : 'busy');
-        return;
-      }
-      if (this.#isCancelled) {
-        this.#giveBack(set, undefined);
-        return;
-      }
-      if (set.reservedCount === 0) {
-        this.#phase = { name: 'settling', round: undefined };
-        this.#calls.nothingToFetch();
-        this.#collect(set, 0);
-        return;
-      }
-      this.#phase = { name: 'preparing', set };
-      if (this.#options.beforeFetch) {
-        this.#options.beforeFetch(set, () => {
-          this.#fetch(set);
-        });
-      } else {
-        this.#fetch(set);
-      }
+    this.#wait(this.#deadlineMs);
+    this.#host.context.shards.reserve(this.#keys, (failure, set) => {
+      this.#onReserved(failure, set);
     });
   }
 
+  #onReserved(failure: Failure | undefined, set: SlotSet | undefined): void {
+    if (failure || !set) {
+      this.#phase = { name: 'settling' };
+      this.#calls.fetchesNothing();
+      const reason = failure?.code === 'KVPEER_WORKER_LOST' ? 'worker-lost' : 'busy';
+      this.#host.context.counters.miss(reason, this.#keys.count);
+      this.#resultFromPool(reason);
+      this.#end(undefined);
+    } else if (this.#hasResult) {
+      this.#calls.fetchesNothing();
+      this.#giveBack(set, undefined, 'cancelled');
+    } else if (set.reservedCount === 0) {
+      this.#phase = { name: 'settling' };
+      this.#calls.fetchesNothing();
+      this.#collect(set, 0, undefined);
+    } else {
+      this.#phase = { name: 'preparing', set };
+      const proceed = (): void => {
+        this.#fetch(set);
+      };
+      if (this.#options.beforeFetch) this.#options.beforeFetch(set, proceed);
+      else proceed();
+    }
+  }
+
   #fetch(set: SlotSet): void {
-    if (this.#isCancelled) {
-      this.#giveBack(set, undefined);
+    if (this.#phase.name !== 'preparing') return;
+    if (this.#hasResult) {
+      this.#calls.fetchesNothing();
+      this.#giveBack(set, undefined, 'cancelled');
       return;
     }
     const { context } = this.#host;
-    const { keys, indexes } = reservedOf(this.#keys, set, context.shards.keyBytes);
-    // Time spent queueing is not charged to the transfer.
-    this.#deadlineMs = context.now() + this.budgetMs;
-    const round = this.#calls.fetch(keys, indexes);
-    this.#phase = { name: 'fetching', set, round, deadlineMs: this.#deadlineMs };
-    context.wakeAt(this.#deadlineMs);
+    const { keyBytes } = context.shards;
+    const positions = positionsWith(set, PositionStatus.Reserved, set.reservedCount);
+    const { bytes } = pickKeys(this.#keys, positions, keyBytes);
+    const { slots } = set;
+    const round = this.#calls.fetch(
+      bytes,
+      positions.map((position) => slots[position]),
+    );
+    this.#phase = { name: 'fetching', set, round };
+    // Time spent queueing for slots is not charged to the transfer.
+    this.#wait(context.now() + this.budgetMs);
   }
 
   onTransferDone(isSuccess: boolean): void {
@@ -113,149 +146,151 @@ export class Load {
     if (phase.name !== 'fetching' && phase.name !== 'draining') return;
     const { context } = this.#host;
     // Without a data plane nobody wrote anything, whatever the peer says.
-    const isComplete = isSuccess && context.remote()?.dataPeer !== undefined;
-    if (!isComplete) {
-      if (!this.#hasResult) context.counters.miss('load-failed', phase.set.reservedCount);
-      this.#giveBack(phase.set, phase.round, 'load-failed');
-      return;
-    }
-    const pulledCount = phase.set.reservedCount;
-    const isWanted = !this.#hasResult;
-    this.#phase = { name: 'settling', round: phase.round };
-    context.counters.bytesPulled(pulledCount * context.shards.blockBytes);
-    context.shards.publish(phase.set, { keepPins: isWanted }, (failure) => {
-      if (failure) {
-        // The worker died and its successor has dropped the blocks that were being written.
-        context.counters.miss('worker-lost', pulledCount);
-        this.#resultFromPool('worker-lost');
-        this.#end(phase.round);
-      } else if (this.#hasResult) {
-        if (isWanted) context.shards.release(phase.set);
-        this.#end(phase.round);
-      } else {
-        this.#collect(phase.set, pulledCount);
-      }
-    });
+    if (isSuccess && context.remote()?.dataPeer !== undefined) this.#publish(phase);
+    else this.#onFailed(phase);
   }
 
   /** Nothing of the round can land any more. */
   onAbortAck(): void {
     const phase = this.#phase;
-    if (phase.name !== 'fetching' && phase.name !== 'draining') return;
-    this.#giveBack(phase.set, phase.round, 'load-failed');
+    if (phase.name === 'fetching' || phase.name === 'draining') this.#onFailed(phase);
   }
 
-  /** The caller does not want it any more: its result is what is here, the write drains. */
-  cancel(): void {
-    this.#isCancelled = true;
-    if (this.#phase.name === 'fetching') this.#drain(this.#phase, 'load-failed');
-    else this.#resultFromPool('load-failed');
+  #onFailed({ set, round }: Fetched): void {
+    if (!this.#hasResult) this.#host.context.counters.miss('load-failed', set.reservedCount);
+    this.#giveBack(set, round, 'load-failed');
+  }
+
+  #publish({ set, round }: Fetched): void {
+    const { context } = this.#host;
+    const pulledCount = set.reservedCount;
+    const keepPins = !this.#hasResult;
+    this.#phase = { name: 'settling' };
+    context.counters.bytesPulled(pulledCount * context.shards.blockBytes);
+    context.shards.publish(set, { keepPins }, (failure) => {
+      if (failure) {
+        context.counters.miss('worker-lost', pulledCount);
+        this.#giveBack(set, round, 'worker-lost');
+      } else if (!keepPins) {
+        // publish() gave the set back.
+        this.#end(round);
+      } else if (this.#hasResult) {
+        context.shards.release(set);
+        this.#end(round);
+      } else {
+        this.#collect(set, pulledCount, round);
+      }
+    });
+  }
+
+  /** The caller does not want it any more: its result is what is here now, the write drains. */
+  cancel(reason: MissReason): void {
+    if (this.#phase.name === 'fetching') this.#drain(this.#phase, reason);
+    else this.#resultFromPool(reason);
   }
 
   tick(nowMs: number): void {
-    const phase = this.#phase;
-    if (phase.name === 'fetching') {
-      if (nowMs >= phase.deadlineMs) {
-        this.#host.context.counters.miss('load-deadline', phase.set.reservedCount);
-        this.#drain(phase, 'load-deadline');
-      } else {
-        this.#host.context.wakeAt(phase.deadlineMs);
-      }
-    } else if (phase.name === 'draining') {
-      if (nowMs >= phase.deadlineMs) this.#toQuarantine(phase.set, phase.round);
-      else this.#host.context.wakeAt(phase.deadlineMs);
+    if (nowMs < this.deadlineMs) return;
+    const { counters } = this.#host.context;
+    switch (this.#phase.name) {
+      case 'reserving':
+      case 'preparing':
+        if (!this.#hasResult) counters.miss('load-deadline', this.#keys.count);
+        this.#resultFromPool('load-deadline');
+        this.#deadlineMs = Infinity;
+        return;
+      case 'fetching':
+        counters.miss('load-deadline', this.#phase.set.reservedCount);
+        this.#drain(this.#phase, 'load-deadline');
+        return;
+      case 'draining':
+        this.#toQuarantine(this.#phase);
+        return;
+      case 'settling':
+      case 'over':
+        return;
     }
   }
 
+  /** What settles needs no peer: it goes on, and its result is what came. */
   onSessionEnd(): void {
     const phase = this.#phase;
-    this.#isCancelled = true;
-    if (phase.name === 'fetching' || phase.name === 'draining') {
-      if (phase.name === 'fetching') this.#host.context.counters.miss('peer-down', phase.set.reservedCount);
-      this.#toQuarantine(phase.set, phase.round);
-    }
+    if (phase.name === 'settling' || phase.name === 'over') return;
     this.#resultFromPool('peer-down');
+    if (phase.name !== 'fetching' && phase.name !== 'draining') return;
+    if (phase.name === 'fetching') this.#host.context.counters.miss('peer-down', phase.set.reservedCount);
+    this.#toQuarantine(phase);
   }
 
-  #drain(phase: { readonly set: SlotSet; readonly round: number }, reason: MissReason): void {
+  #drain(fetched: Fetched, reason: MissReason): void {
+    if (this.#calls.takeBack()) {
+      this.#giveBack(fetched.set, fetched.round, reason);
+      return;
+    }
     const { context } = this.#host;
-    const deadlineMs = context.now() + context.times.abortAckMs;
-    this.#phase = { name: 'draining', set: phase.set, round: phase.round, deadlineMs };
-    context.wakeAt(deadlineMs);
-    this.#calls.abort(phase.round);
+    this.#phase = { name: 'draining', set: fetched.set, round: fetched.round };
+    this.#wait(context.now() + context.times.abortAckMs);
+    this.#calls.abort(fetched.round);
     this.#resultFromPool(reason);
   }
 
-  #toQuarantine(set: SlotSet, round: number): void {
+  #toQuarantine({ set, round }: Fetched): void {
     const { context, quarantine } = this.#host;
-    this.#phase = { name: 'settling', round };
-    // A fetch that never left, or a peer without a data plane, cannot bring a write.
-    const canLand = context.hasSent() && context.remote()?.dataPeer !== undefined;
-    if (canLand) {
-      const writer = context.writer() ?? {
-        address: context.address,
-        incarnation: undefined,
-        agentName: '',
-        isOnThisHost: true,
-        process: undefined,
-      };
-      quarantine.add(set, writer, { kvRequestId: this.#kvRequestId, round });
-      this.#end(round);
-    } else {
-      this.#giveBack(set, round);
+    const remote = context.remote();
+    // A fetch that never left, or a peer without a data plane, cannot bring a write. A peer that acknowledged us and
+    // has not introduced itself can.
+    const canLand = context.hasSent() && (remote === undefined || remote.dataPeer !== undefined);
+    if (!canLand) {
+      this.#giveBack(set, round, 'load-failed');
+      return;
     }
+    this.#phase = { name: 'settling' };
+    const writer = context.writer() ?? unknownWriter(context.address);
+    quarantine.add(set, writer, { session: context, kvRequestId: this.#kvRequestId, round });
+    this.#end(round);
   }
 
   /** Reserved slots become FREE; the result is what is in the pool all the same. */
-  #giveBack(set: SlotSet, round: number | undefined, reason: MissReason = 'load-failed'): void {
-    this.#phase = { name: 'settling', round };
+  #giveBack(set: SlotSet, round: number | undefined, reason: MissReason): void {
+    this.#phase = { name: 'settling' };
     this.#host.context.shards.abandon(set, { quarantine: false }, () => {
       this.#resultFromPool(reason);
       this.#end(round);
     });
   }
 
-  #finishWithout(reason: MissReason): void {
-    this.#phase = { name: 'settling', round: undefined };
-    this.#host.context.counters.miss(reason, this.#keys.count);
-    this.#calls.nothingToFetch();
-    this.#deliver({
-      slots: new Int32Array(this.#keys.count).fill(-1),
-      pins: [],
-      loadedCount: 0,
-      pulledCount: 0,
-      reason,
-    });
-    this.#end(undefined);
-  }
-
   /** The set's blocks are READY and pinned; blocks that others write are waited for. */
-  #collect(set: SlotSet, pulledCount: number): void {
+  #collect(set: SlotSet, pulledCount: number, round: number | undefined): void {
     const { context, joins } = this.#host;
-    const round = this.#phase.name === 'settling' ? this.#phase.round : undefined;
     const slots = new Int32Array(set.count).fill(-1);
-    let loadedCount = take(set, slots, undefined);
-    const fullCount = countStatus(set, PositionStatus.Full);
+    const loadedCount = takePinned(set, slots, undefined);
+    const fullCount = positionsWith(set, PositionStatus.Full, set.count).length;
     if (fullCount > 0) context.counters.miss('no-slot', fullCount);
+    const result: LoadResult = {
+      slots,
+      pins: [set],
+      loadedCount,
+      pulledCount,
+      ...(fullCount > 0 ? { reason: 'no-slot' } : {}),
+    };
     if (set.pendingCount === 0) {
-      const reason = fullCount > 0 ? 'no-slot' : undefined;
-      this.#deliver({ slots, pins: [set], loadedCount, pulledCount, ...(reason ? { reason } : {}) });
+      this.#deliver(result);
       this.#end(round);
       return;
     }
-    const pending = pendingOf(this.#keys, set, context.shards.keyBytes);
-    joins.waitSettled(set, this.#deadlineMs, () => {
-      context.shards.match(pending.keys, {}, (_failure, joined) => {
-        if (joined) loadedCount += take(joined, slots, pending.positions);
-        const missingCount = pending.positions.length - (joined?.pinnedCount ?? 0);
+    const positions = positionsWith(set, PositionStatus.Pending, set.pendingCount);
+    const pending = pickKeys(this.#keys, positions, context.shards.keyBytes);
+    const deadlineMs = Math.max(this.#deadlineMs, context.now());
+    joins.waitSettled(set, deadlineMs, () => {
+      context.shards.match(pending, {}, (_failure, joined) => {
+        const joinedCount = joined ? takePinned(joined, slots, positions) : 0;
+        const missingCount = positions.length - joinedCount;
         if (missingCount > 0) context.counters.miss('joined-failed', missingCount);
-        const pins = joined ? [set, joined] : [set];
         this.#deliver({
-          slots,
-          pins,
-          loadedCount,
-          pulledCount,
+          ...result,
           ...(missingCount > 0 ? { reason: 'joined-failed' } : {}),
+          pins: joined ? [set, joined] : [set],
+          loadedCount: loadedCount + joinedCount,
         });
         this.#end(round);
       });
@@ -266,68 +301,47 @@ export class Load {
   #resultFromPool(reason: MissReason): void {
     if (this.#hasResult) return;
     this.#hasResult = true;
+    const { count } = this.#keys;
     this.#host.context.shards.match(this.#keys, {}, (_failure, set) => {
-      const slots = new Int32Array(this.#keys.count).fill(-1);
-      const loadedCount = set ? take(set, slots, undefined) : 0;
+      const slots = new Int32Array(count).fill(-1);
+      const loadedCount = set ? takePinned(set, slots, undefined) : 0;
       this.#calls.result({ slots, pins: set ? [set] : [], loadedCount, pulledCount: 0, reason });
     });
   }
 
   #deliver(result: LoadResult): void {
+    const { context } = this.#host;
     if (this.#hasResult) {
-      for (const set of result.pins) this.#host.context.shards.release(set);
+      for (const set of result.pins) context.shards.release(set);
       return;
     }
     this.#hasResult = true;
-    this.#host.context.counters.loadSeconds((this.#host.context.now() - this.#startedMs) / 1000);
+    context.counters.loadSeconds((context.now() - this.#startedMs) / 1000);
     this.#calls.result(result);
   }
 
+  #wait(deadlineMs: number): void {
+    this.#deadlineMs = deadlineMs;
+    this.#host.wakeAt(deadlineMs);
+  }
+
   #end(round: number | undefined): void {
-    if (this.#phase.name === 'over') return;
     this.#phase = { name: 'over' };
-    this.#calls.ended({ round });
+    this.#calls.ended(round);
   }
 }
 
-/** The keys whose positions are Reserved, packed, and their slots. */
-function reservedOf(
-  span: KeySpan,
-  set: SlotSet,
-  keyBytes: number,
-): { keys: Uint8Array; indexes: Int32Array } {
-  const { keys, positions } = subsetOf(span, set, keyBytes, PositionStatus.Reserved, set.reservedCount);
-  const { slots } = set;
-  return { keys, indexes: positions.map((position) => slots[position]) };
-}
-
-function pendingOf(span: KeySpan, set: SlotSet, keyBytes: number): { keys: KeySpan; positions: Int32Array } {
-  const { keys, positions } = subsetOf(span, set, keyBytes, PositionStatus.Pending, set.pendingCount);
-  return { keys: { bytes: keys, first: 0, stride: keyBytes, count: positions.length }, positions };
-}
-
-function subsetOf(
-  span: KeySpan,
-  set: SlotSet,
-  keyBytes: number,
-  status: number,
-  count: number,
-): { keys: Uint8Array; positions: Int32Array } {
+/** Positions of a set that have the status; `maxCount` bounds how many there are. */
+function positionsWith(set: SlotSet, status: number, maxCount: number): Int32Array {
   const { statuses } = set;
-  const keys = new Uint8Array(count * keyBytes);
-  const positions = new Int32Array(count);
-  let at = 0;
-  for (let i = 0; i < set.count && at < count; i++) {
-    if (statuses[i] !== status) continue;
-    const from = span.first + i * span.stride;
-    keys.set(span.bytes.subarray(from, from + keyBytes), at * keyBytes);
-    positions[at++] = i;
-  }
-  return { keys, positions };
+  const positions = new Int32Array(maxCount);
+  let count = 0;
+  for (let i = 0; i < set.count && count < maxCount; i++) if (statuses[i] === status) positions[count++] = i;
+  return positions.subarray(0, count);
 }
 
-/** Copies the slots of pinned positions; returns how many. */
-function take(set: SlotSet, slots: Int32Array, positions: Int32Array | undefined): number {
+/** Copies the slots of pinned positions to where they belong; returns how many. */
+function takePinned(set: SlotSet, slots: Int32Array, positions: Int32Array | undefined): number {
   const { statuses, slots: found } = set;
   let count = 0;
   for (let i = 0; i < set.count; i++) {
@@ -335,12 +349,5 @@ function take(set: SlotSet, slots: Int32Array, positions: Int32Array | undefined
     slots[positions ? positions[i] : i] = found[i];
     count++;
   }
-  return count;
-}
-
-function countStatus(set: SlotSet, status: number): number {
-  const { statuses } = set;
-  let count = 0;
-  for (let i = 0; i < set.count; i++) if (statuses[i] === status) count++;
   return count;
 }

@@ -2,18 +2,24 @@
 
 import type { KeyList } from '../protocol/messages.js';
 import { DEFAULT_LIMITS } from '../protocol/limits.js';
-import { HIT, MISS } from '../protocol/messages.js';
+import { HIT } from '../protocol/messages.js';
 import { scan } from '../protocol/scan.js';
 import type { KeySpan } from '../shards/shard-client.js';
 
+/** What an answer is held against: the `keys` array as it was sent, and what is known of each key (0: nothing yet). */
+export interface AskedKeys {
+  readonly asked: KeyList;
+  readonly statuses: Uint8Array;
+}
+
 /** The `keys` array of a `lookup` frame that this node wrote. */
-export function askedKeys(frame: Buffer, keyBytes: number): KeyList {
-  const message = scan(frame, { ...DEFAULT_LIMITS, keyBytes });
+export function askedKeys(frame: Buffer, keyBytes: number, keyCount: number): KeyList {
+  const message = scan(frame, { ...DEFAULT_LIMITS, messageBytes: frame.length, keyBytes, keyCount });
   if (message.type !== 'lookup') throw new Error(`own lookup frame does not scan: ${message.type}`);
   return message.keys;
 }
 
-/** Packed keys, `count * keyBytes` bytes: a copy without gaps, or the span itself when it has none. */
+/** Packed keys, `count * keyBytes` bytes: a copy without gaps, or a view of the span when it has none. */
 export function packKeys(span: KeySpan, keyBytes: number): Uint8Array {
   const { bytes, first, stride, count } = span;
   if (stride === keyBytes || count === 1) return bytes.subarray(first, first + count * keyBytes);
@@ -25,28 +31,10 @@ export function packKeys(span: KeySpan, keyBytes: number): Uint8Array {
   return packed;
 }
 
-/**
- * Applies an answer to the statuses of a lookup (0: not answered yet). The usual answer repeats the request's `keys`
- * byte for byte and is recognised by one comparison; a split or reordered one goes through a table.
- *
- * @param asked  the `keys` array of the request as it was sent
- * @returns how many positions got their first answer; 0 when the answer is for other keys
- */
-export function applyAnswer(asked: KeyList, statuses: Uint8Array, answer: KeyList, hits: Uint8Array): number {
-  if (answer.count === asked.count && isVerbatim(asked, answer)) {
-    let answeredCount = 0;
-    for (let i = 0; i < statuses.length; i++) {
-      if (statuses[i] !== 0) continue;
-      statuses[i] = hits[i] === HIT ? HIT : MISS;
-      answeredCount++;
-    }
-    return answeredCount;
-  }
-  return applyByTable(asked, statuses, answer, hits);
-}
-
-function isVerbatim(asked: KeyList, answer: KeyList): boolean {
+/** The usual answer repeats the request's `keys` byte for byte, and one comparison tells. */
+export function isVerbatim(asked: KeyList, answer: KeyList): boolean {
   return (
+    answer.count === asked.count &&
     asked.payload.compare(
       answer.payload,
       answer.arrayStart,
@@ -57,27 +45,54 @@ function isVerbatim(asked: KeyList, answer: KeyList): boolean {
   );
 }
 
+/**
+ * An answer to exactly these keys, in their order. Only the first answer to a key counts.
+ *
+ * @returns how many keys got it
+ */
+export function applyVerbatim(statuses: Uint8Array, openCount: number, hits: Uint8Array): number {
+  if (openCount === statuses.length) {
+    statuses.set(hits);
+    return openCount;
+  }
+  let answeredCount = 0;
+  for (let i = 0; i < statuses.length; i++) {
+    if (statuses[i] !== 0) continue;
+    statuses[i] = hits[i];
+    answeredCount++;
+  }
+  return answeredCount;
+}
+
+/**
+ * An answer that is split, merged or in another order, through a table. Only the first answer to a key counts.
+ *
+ * @returns how many keys got it; 0 when the answer is for other keys
+ */
+export function applyByTable({ asked, statuses }: AskedKeys, answer: KeyList, hits: Uint8Array): number {
+  const answers = new Map<string, number>();
+  for (let i = 0; i < answer.count; i++) {
+    const key = keyText(answer, i);
+    if (!answers.has(key)) answers.set(key, hits[i]);
+  }
+  let answeredCount = 0;
+  for (let i = 0; i < statuses.length; i++) {
+    if (statuses[i] !== 0) continue;
+    const status = answers.get(keyText(asked, i));
+    if (status === undefined) continue;
+    statuses[i] = status;
+    answeredCount++;
+  }
+  return answeredCount;
+}
+
+export function countHits(statuses: Uint8Array): number {
+  let count = 0;
+  for (const status of statuses) if (status === HIT) count++;
+  return count;
+}
+
 function keyText(list: KeyList, index: number): string {
   const at = list.first + index * list.stride;
   return list.bytes.toString('latin1', at, at + list.keyBytes);
-}
-
-function applyByTable(asked: KeyList, statuses: Uint8Array, answer: KeyList, hits: Uint8Array): number {
-  const positions = new Map<string, number[]>();
-  for (let i = 0; i < statuses.length; i++) {
-    if (statuses[i] !== 0) continue;
-    const key = keyText(asked, i);
-    const known = positions.get(key);
-    if (known) known.push(i);
-    else positions.set(key, [i]);
-  }
-  let answeredCount = 0;
-  for (let i = 0; i < answer.count; i++) {
-    for (const position of positions.get(keyText(answer, i)) ?? []) {
-      if (statuses[position] !== 0) continue;
-      statuses[position] = hits[i] === HIT ? HIT : MISS;
-      answeredCount++;
-    }
-  }
-  return answeredCount;
 }

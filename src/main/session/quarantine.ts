@@ -1,18 +1,17 @@
 // Slots that a remote write may still reach: kept out of use until nobody can write to them any more.
 
 import type { ShardClient, SlotSet } from '../shards/shard-client.js';
-import type { Quarantine, RoleLog, WriterIdentity } from './roles.js';
+import type { Quarantine, RoleLog, RoundKey, WriterIdentity } from './roles.js';
 
 interface Entry {
   readonly set: SlotSet;
   readonly slotCount: number;
   readonly writer: WriterIdentity;
-  readonly kvRequestId: string;
-  readonly round: number;
+  readonly round: RoundKey;
   readonly sinceMs: number;
-  /** The slots are QUARANTINED; before that the abandon is under way. */
-  isIn: boolean;
-  /** An ending event came while the abandon was under way. */
+  /** `entering` while the abandon is under way. `reserved`: it failed, so the slots are still the load's. */
+  state: 'entering' | 'quarantined' | 'reserved';
+  /** An ending event came. */
   isReleased: boolean;
 }
 
@@ -31,14 +30,15 @@ export interface QuarantineOptions {
 const PROCESS_CHECK_MS = 500;
 
 /**
- * A slot leaves the quarantine with the first of (design: rules that keep data safe, 2): the end of its round, a new
- * session of the same kvpeer incarnation, another incarnation (or agent) at the address, the exit of the process on
- * this host, the recycling of the receive agent.
+ * A slot leaves the quarantine with the first of (design.md section 6 rule 2): the end of its round, a new session of
+ * the same kvpeer incarnation, another incarnation (or agent) at the address, the exit of the process on this host, the
+ * recycling of the receive agent.
  */
 export class SlotQuarantine implements Quarantine {
   readonly #options: QuarantineOptions;
+  /** In the order of their time. */
   readonly #entries = new Set<Entry>();
-  #nextCheckMs = 0;
+  #nextCheckMs = -Infinity;
 
   constructor(options: QuarantineOptions) {
     this.#options = options;
@@ -55,7 +55,6 @@ export class SlotQuarantine implements Quarantine {
   }
 
   get oldestMs(): number | undefined {
-    // Insertion order is time order.
     for (const entry of this.#entries) return entry.sinceMs;
     return undefined;
   }
@@ -72,55 +71,53 @@ export class SlotQuarantine implements Quarantine {
     return { slotCount, oldestMs };
   }
 
-  add(
-    set: SlotSet,
-    writer: WriterIdentity,
-    round: { readonly kvRequestId: string; readonly round: number },
-  ): void {
+  add(set: SlotSet, writer: WriterIdentity, round: RoundKey): void {
     const now = this.#options.now();
+    const slotCount = set.reservedCount;
     const entry: Entry = {
       set,
-      slotCount: set.reservedCount,
+      slotCount,
       writer,
-      kvRequestId: round.kvRequestId,
-      round: round.round,
+      round,
       sinceMs: now,
-      isIn: false,
+      state: 'entering',
       isReleased: false,
     };
     this.#entries.add(entry);
     this.#options.log.info(
-      { peer: writer.address, kvRequestId: round.kvRequestId, round: round.round, slots: entry.slotCount },
+      { peer: writer.address, kvRequestId: round.kvRequestId, round: round.round, slots: slotCount },
       'slots quarantined: a write of the peer may still land in them',
     );
     this.#options.shards.abandon(set, { quarantine: true }, (failure) => {
-      entry.isIn = true;
-      // A worker that died here has its slots rebuilt as quarantined, so the entry stands.
-      if (failure)
+      entry.state = failure ? 'reserved' : 'quarantined';
+      if (failure) {
         this.#options.log.warn(
           { peer: writer.address, failure },
-          'abandon failed; the slots stay quarantined',
+          'slots could not enter the quarantine; they stay reserved',
         );
+      }
       if (entry.isReleased) this.#free(entry);
     });
     // The next tick looks at the process, and whether so many slots ask for a recycling.
     this.#options.wakeAt(now + PROCESS_CHECK_MS);
   }
 
-  onRoundEnded(writer: WriterIdentity, kvRequestId: string, round: number): void {
-    this.#release(
+  onRoundEnded({ session, kvRequestId, round }: RoundKey): boolean {
+    return this.#release(
       (entry) =>
-        entry.kvRequestId === kvRequestId && entry.round === round && isSameWriter(entry.writer, writer),
+        entry.round.session === session &&
+        entry.round.kvRequestId === kvRequestId &&
+        entry.round.round === round,
     );
   }
 
   onConnect(writer: WriterIdentity): void {
     this.#release((entry) => {
       if (entry.writer.address !== writer.address) return false;
-      // A kvpeer connects only when nothing of its earlier sessions with us can land. A plain peer does not promise
-      // that: only another agent, so another process, counts.
-      if (writer.incarnation !== undefined) return true;
-      return entry.writer.incarnation !== undefined || entry.writer.agentName !== writer.agentName;
+      // A kvpeer connects only when nothing of its earlier sessions with us can land, and an address has one owner at a
+      // time. A plain peer promises nothing: only another agent, so another process, counts.
+      if (writer.incarnation !== undefined || entry.writer.incarnation !== undefined) return true;
+      return entry.writer.agentName !== '' && entry.writer.agentName !== writer.agentName;
     });
   }
 
@@ -129,37 +126,38 @@ export class SlotQuarantine implements Quarantine {
   }
 
   tick(nowMs: number): void {
-    if (nowMs < this.#nextCheckMs) return;
+    if (nowMs < this.#nextCheckMs || this.#entries.size === 0) return;
     this.#nextCheckMs = nowMs + PROCESS_CHECK_MS;
     this.#release(({ writer }) => writer.process !== undefined && !this.#options.isAlive(writer.process));
-    if ([...this.#entries].some(({ writer }) => writer.process !== undefined))
+    for (const { writer } of this.#entries) {
+      if (writer.process === undefined) continue;
       this.#options.wakeAt(this.#nextCheckMs);
+      return;
+    }
   }
 
   #endsByRecycling(entry: Entry): boolean {
     return !(this.#options.hasSameHostLane && entry.writer.isOnThisHost);
   }
 
-  #release(isOver: (entry: Entry) => boolean): void {
-    for (const entry of [...this.#entries]) {
+  #release(isOver: (entry: Entry) => boolean): boolean {
+    let isAny = false;
+    for (const entry of this.#entries) {
       if (entry.isReleased || !isOver(entry)) continue;
       entry.isReleased = true;
-      if (entry.isIn) this.#free(entry);
+      isAny = true;
+      if (entry.state !== 'entering') this.#free(entry);
     }
+    return isAny;
   }
 
   #free(entry: Entry): void {
-    this.#options.shards.unquarantine(entry.set, (failure) => {
+    const { shards, log } = this.#options;
+    const onFree = (failure: object | undefined): void => {
       this.#entries.delete(entry);
-      if (failure)
-        this.#options.log.warn(
-          { peer: entry.writer.address, failure },
-          'slots could not leave the quarantine',
-        );
-    });
+      if (failure) log.warn({ peer: entry.writer.address, failure }, 'slots could not leave the quarantine');
+    };
+    if (entry.state === 'reserved') shards.abandon(entry.set, { quarantine: false }, onFree);
+    else shards.unquarantine(entry.set, onFree);
   }
-}
-
-function isSameWriter(a: WriterIdentity, b: WriterIdentity): boolean {
-  return a.address === b.address && a.incarnation === b.incarnation && a.agentName === b.agentName;
 }

@@ -64,7 +64,11 @@ export type MissReason =
   | 'peer-backoff'
   | 'no-slot'
   | 'joined-failed'
-  | 'checksum';
+  | 'checksum'
+  /** The caller gave up, or its request ended. */
+  | 'cancelled'
+  /** More keys than one message may name. */
+  | 'over-limit';
 
 /** Counters of the session layer; plain numbers, read by observe/metrics. */
 export interface SessionCounters {
@@ -106,8 +110,10 @@ export interface RoleContext {
   readonly shards: ShardClient;
   /** Monotonic milliseconds. */
   now(): number;
-  /** Queue a frame for the peer. After the session's end it is dropped. Never throws. */
+  /** Queue a frame for the peer. After the session's end it is dropped. Never throws, never ends the session inside. */
   send(frame: Buffer): void;
+  /** Takes back a frame that waits for the peer's acknowledgement: true if it has not left and never will. */
+  recall(frame: Buffer): boolean;
   /** tick() shall be called at or soon after this time. */
   wakeAt(timeMs: number): void;
   /** The peer broke the protocol: counted, logged, `disconnect` sent, session ended (the roles' end() is called later, not inside). */
@@ -170,17 +176,20 @@ export interface LoadResult {
 }
 
 /**
- * The consumer half: lookups and loads of this node at this peer. One entry per kv_request_id; its rounds are counted
- * here and never go back (ids are remembered for `rememberedMs` after finish).
+ * The consumer half: lookups and loads of this node at this peer. One entry per kv_request_id; its rounds never go back,
+ * not in a later session either (they are remembered for `rememberedMs` after the last use, see rounds.ts).
  */
 export interface ConsumerRole {
   /** Sends one `lookup` for the id's current round. `keys` is packed and borrowed until done. Empty: done at once. */
   lookup(kvRequestId: string, keys: KeySpan, done: (result: LookupResult) => void): void;
-  /** Reserves, fetches, publishes. `keys` borrowed until done. Ends within load deadline in exactly one result. */
+  /**
+   * Reserves, fetches, publishes. `keys` borrowed until done. Ends within load deadline in exactly one result. Lookups of
+   * the id that have no answer when the fetch leaves are asked again in the next round.
+   */
   load(kvRequestId: string, keys: KeySpan, options: LoadOptions, done: (result: LoadResult) => void): void;
   /** The round is not wanted: released at once with abort_fetch; later lookups of the id use the next round. */
   giveUpRound(kvRequestId: string): void;
-  /** The request ended: loads are aborted (results: misses), an open lookup is closed with the empty fetch. */
+  /** The request ended: loads are aborted (what did not come is a miss), an open round is closed with the empty fetch. */
   finish(kvRequestId: string): void;
   onLookupResp(message: LookupRespMessage): void;
   onTransferDone(message: TransferDoneMessage): void;
@@ -196,12 +205,12 @@ export interface LoadOptions {
   readonly beforeFetch?: (set: SlotSet, proceed: () => void) => void;
 }
 
-/** Who may still write to quarantined slots: a session of this node with a peer, by address and incarnation. */
+/** Who may still write to quarantined slots: a peer, by address and by what tells one run of it from another. */
 export interface WriterIdentity {
   readonly address: string;
   /** Of the `kvpeer` map; undefined for a plain peer. */
   readonly incarnation: string | undefined;
-  /** NIXL agent name in the peer's metadata, as far as it can be told; a plain peer's identity. */
+  /** NIXL agent name in the peer's metadata, as far as it can be told; a plain peer's identity. Empty: not known. */
   readonly agentName: string;
   /** A stopped process of this host may go on writing by CMA when it is continued, whatever we do to our agent. */
   readonly isOnThisHost: boolean;
@@ -209,16 +218,20 @@ export interface WriterIdentity {
   readonly process: { readonly pid: number; readonly startTime: number } | undefined;
 }
 
+/** A round of one session. Two sessions with one peer never mean the same round, whatever its number. */
+export interface RoundKey {
+  /** Any object that is one per session. */
+  readonly session: object;
+  readonly kvRequestId: string;
+  readonly round: number;
+}
+
 /** Slots that a remote write may still reach (design.md section 6 rule 2). Shared by all sessions of the node. */
 export interface Quarantine {
   /** The set's Reserved positions become QUARANTINED and stay so until one of rule 2's events. */
-  add(
-    set: SlotSet,
-    writer: WriterIdentity,
-    round: { readonly kvRequestId: string; readonly round: number },
-  ): void;
-  /** transfer_done or abort_ack of the round, on the session that fetched it. */
-  onRoundEnded(writer: WriterIdentity, kvRequestId: string, round: number): void;
+  add(set: SlotSet, writer: WriterIdentity, round: RoundKey): void;
+  /** transfer_done or abort_ack of the round, on the session that fetched it. False: nothing waited for it. */
+  onRoundEnded(round: RoundKey): boolean;
   /** A valid `connect` of a new session came from the address. */
   onConnect(writer: WriterIdentity): void;
   /** The receive agent was recycled: everything goes, but what a stopped same-host CMA writer may still reach. */

@@ -12,7 +12,14 @@ import type {
   Mismatch,
 } from './handshake.js';
 import { findMismatch, HANDSHAKE_START, handshakeStep } from './handshake.js';
-import type { ConsumerRole, ProducerRole, RemotePeer, RoleContext, SessionTimes } from './roles.js';
+import type {
+  ConsumerRole,
+  ProducerRole,
+  RemotePeer,
+  RoleContext,
+  SessionTimes,
+  WriterIdentity,
+} from './roles.js';
 
 /** What a session needs from the node. One object for all sessions. */
 export interface SessionEnvironment {
@@ -30,6 +37,7 @@ export interface SessionEnvironment {
   makeProducer(context: RoleContext, session: Session): ProducerRole;
   roleContext(session: Session): RoleContext;
   isSuspected(address: string): boolean;
+  writerIdentity(address: string, connect: ConnectMessage): WriterIdentity;
   hooks: SessionHooks;
 }
 
@@ -39,18 +47,29 @@ export interface SessionHooks {
   onMismatch(session: Session, mismatch: Mismatch): void;
   /** Called once; afterwards the session may still be draining. */
   onEnd(session: Session, cause: EndCause): void;
-  /** Called once, after onEnd: nothing of this session can be written any more and its peer is unregistered. */
+  /** Called once, after onEnd: nothing of this session can be written any more, its socket is closed, its peer unregistered. */
   onGone(session: Session): void;
   /** Another run of the peer at the same address sent this `connect`. */
   onReplaced(session: Session, connect: ConnectMessage): void;
   onIgnored(session: Session, messageType: string): void;
   /** A valid `connect` was accepted, before the data plane registers the peer. */
-  onConnectAccepted(session: Session, connect: ConnectMessage): void;
+  onConnectAccepted(session: Session, writer: WriterIdentity): void;
   wakeAt(timeMs: number): void;
 }
 
 /** Frames that may wait for the peer's ack; beyond it the session ends, as with a full send queue. */
 const MAX_QUEUED_FRAMES = 4_096;
+
+/** How long a refusing session keeps its DEALER so that our `connect` arrives: from it the peer sees the mismatch too. */
+const REFUSAL_MS = 500;
+
+/** Causes after which the peer is not told: it is not there, it knows, or it finds out from our `connect`. */
+const SILENT_CAUSES: ReadonlySet<EndCause> = new Set<EndCause>([
+  'mismatch',
+  'peer-disconnected',
+  'connection-lost',
+  'refused',
+]);
 
 /** See the picture in handshake.ts. Made dialling: the constructor opens the DEALER and sends `connect`. */
 export class Session {
@@ -59,36 +78,44 @@ export class Session {
   readonly producer: ProducerRole;
   readonly #env: SessionEnvironment;
   readonly #handshakeDeadlineMs: number;
+  /** For the first sign of life: shorter on a suspected host. */
+  readonly #answerDeadlineMs: number;
   readonly #redialMs: number;
   #state: HandshakeState = HANDSHAKE_START;
   #dealer: DealerHandle;
+  /** Set while a refused peer is left the time to see our `connect`. */
+  #closeDealerMs: number | undefined;
+  #isDealerClosed = false;
   #queued: Buffer[] = [];
   #maySend = false;
   #remote: RemotePeer | undefined;
   #connect: ConnectMessage | undefined;
-  #isProducerDrained = false;
+  #writer: WriterIdentity | undefined;
   #isRegistering = false;
   #hasLeft = false;
   #lastActivityMs: number;
 
+  /** @throws KVPEER_INVALID_ARGUMENT when the address is not a legal identity */
   constructor(address: string, env: SessionEnvironment) {
     this.address = address;
     this.#env = env;
     const now = env.now();
     this.#lastActivityMs = now;
     const { handshakeMs, suspectedHandshakeMs, redialMs } = env.times;
-    this.#handshakeDeadlineMs =
+    this.#handshakeDeadlineMs = now + handshakeMs;
+    this.#answerDeadlineMs =
       now + (env.isSuspected(address) ? Math.min(suspectedHandshakeMs, handshakeMs) : handshakeMs);
     this.#redialMs = now + redialMs;
+    this.#dealer = this.#dial();
     const context = env.roleContext(this);
     this.consumer = env.makeConsumer(context, this);
     this.producer = env.makeProducer(context, this);
     this.producer.onDrained = () => {
-      this.#isProducerDrained = true;
       this.#leave();
     };
-    this.#dealer = this.#dial();
-    env.hooks.wakeAt(Math.min(this.#handshakeDeadlineMs, this.#redialMs));
+    env.hooks.wakeAt(this.#redialMs);
+    env.hooks.wakeAt(this.#answerDeadlineMs);
+    env.hooks.wakeAt(this.#handshakeDeadlineMs);
   }
 
   get phase(): HandshakeState['phase'] {
@@ -103,7 +130,7 @@ export class Session {
     return this.#state.phase === 'over';
   }
 
-  /** Present from the moment the data plane knows the peer until the session is gone. */
+  /** Present from the moment the data plane knows the peer. */
   get remote(): RemotePeer | undefined {
     return this.#remote;
   }
@@ -118,6 +145,12 @@ export class Session {
     return this.#connect;
   }
 
+  /** Under which identity the peer writes here; undefined until its `connect` was accepted. */
+  get writer(): WriterIdentity | undefined {
+    return this.#writer;
+  }
+
+  /** When a frame last came or went. */
   get lastActivityMs(): number {
     return this.#lastActivityMs;
   }
@@ -146,7 +179,7 @@ export class Session {
     }
   }
 
-  /** Messages of the roles mean something only once the peer's `connect` was accepted. */
+  /** Messages of the roles mean something only once the data plane knows the peer: before, we have not acknowledged it. */
   #receiveRequest(
     message: Exclude<IncomingMessage, { type: 'connect' | 'connect_ack' | 'disconnect' }>,
   ): void {
@@ -179,48 +212,65 @@ export class Session {
   /** For the roles: goes out at once, or when the peer has acknowledged us. Dropped once the session is over. */
   send(frame: Buffer): void {
     if (this.isOver) return;
-    if (this.#maySend) {
-      this.#push(frame);
-    } else if (this.#queued.length < MAX_QUEUED_FRAMES) {
-      this.#queued.push(frame);
-    } else {
-      this.end('send-failed');
-    }
+    if (this.#maySend) this.#push(frame);
+    else if (this.#queued.length < MAX_QUEUED_FRAMES) this.#queued.push(frame);
+    else this.#failLater();
+  }
+
+  /** Takes back a frame that waits for the peer's ack: true if it has not left and never will. */
+  recall(frame: Buffer): boolean {
+    const at = this.#queued.indexOf(frame);
+    if (at < 0) return false;
+    this.#queued.splice(at, 1);
+    return true;
   }
 
   onSettled(set: SlotSet): void {
     this.producer.onSettled(set);
-    this.#lastActivityMs = this.#env.now();
   }
 
+  /** Also to be called after the end, until onGone. */
   tick(nowMs: number): void {
-    if (!this.isOver && !this.isReady) {
-      if (nowMs >= this.#handshakeDeadlineMs) this.#step({ type: 'deadline' });
-      else if (nowMs >= this.#redialMs) this.#step({ type: 'redial-time' });
-      this.#env.hooks.wakeAt(nowMs >= this.#redialMs ? this.#handshakeDeadlineMs : this.#redialMs);
+    if (!this.isOver) {
+      this.#tickHandshake(nowMs);
+      this.consumer.tick(nowMs);
     }
-    if (this.phase !== 'over') this.consumer.tick(nowMs);
     this.producer.tick(nowMs);
+    if (this.#closeDealerMs !== undefined && nowMs >= this.#closeDealerMs) this.#closeDealer();
   }
 
   end(cause: EndCause): void {
     this.#step({ type: 'end', cause });
   }
 
+  #tickHandshake(nowMs: number): void {
+    if (this.isReady) return;
+    const deadlineMs = this.phase === 'dialling' ? this.#answerDeadlineMs : this.#handshakeDeadlineMs;
+    if (nowMs >= deadlineMs) this.#step({ type: 'deadline' });
+    else if (nowMs >= this.#redialMs) this.#step({ type: 'redial-time' });
+  }
+
   #dial(): DealerHandle {
     const dealer = this.#env.openDealer(this.address, (cause) => {
       // A connection that was closed on purpose (redial) does not speak for the session.
       if (dealer !== this.#dealer) return;
-      this.end(
-        cause === 'disconnected' ? 'connection-lost' : cause === 'send-failed' ? 'send-failed' : 'refused',
-      );
+      if (this.#closeDealerMs !== undefined) this.#closeDealer();
+      else this.end(endCauseOf(cause));
     });
     dealer.send(this.#env.connectFrame());
     return dealer;
   }
 
   #push(frame: Buffer): void {
-    if (!this.#dealer.send(frame)) this.end('send-failed');
+    this.#lastActivityMs = this.#env.now();
+    if (!this.#dealer.send(frame)) this.#failLater();
+  }
+
+  /** Not inside the call of a role, which is still at work. */
+  #failLater(): void {
+    queueMicrotask(() => {
+      this.end('send-failed');
+    });
   }
 
   #step(event: HandshakeEvent): void {
@@ -237,12 +287,11 @@ export class Session {
       case 'send-ack':
         this.#push(this.#env.connectAckFrame());
         return;
-      case 'redial': {
-        const lost = this.#dealer;
-        void lost.close();
+      case 'redial':
+        // The transport opens the new connection when the old one is gone.
+        void this.#dealer.close();
         this.#dealer = this.#dial();
         return;
-      }
       case 'flush': {
         this.#maySend = true;
         const queued = this.#queued;
@@ -256,8 +305,8 @@ export class Session {
       case 'reject':
         this.#env.hooks.onMismatch(this, effect.mismatch);
         return;
-      case 'ignore-connect':
-        this.#env.hooks.onIgnored(this, 'connect');
+      case 'ignore':
+        this.#env.hooks.onIgnored(this, effect.messageType);
         return;
       case 'replace':
         this.#env.hooks.onReplaced(this, effect.connect);
@@ -270,8 +319,9 @@ export class Session {
 
   #register(connect: ConnectMessage): void {
     this.#connect = connect;
+    this.#writer = this.#env.writerIdentity(this.address, connect);
     this.#isRegistering = true;
-    this.#env.hooks.onConnectAccepted(this, connect);
+    this.#env.hooks.onConnectAccepted(this, this.#writer);
     this.#env.register(connect, (ok, dataPeer) => {
       this.#isRegistering = false;
       if (ok) {
@@ -285,33 +335,53 @@ export class Session {
   }
 
   #end(cause: EndCause): void {
-    this.#queued = [];
-    // A peer that we refuse, or that is not there, is not told; one that left knows.
-    if (
-      cause !== 'mismatch' &&
-      cause !== 'peer-disconnected' &&
-      cause !== 'connection-lost' &&
-      cause !== 'refused'
-    ) {
-      this.#dealer.send(this.#env.disconnectFrame());
-    }
-    void this.#dealer.close();
+    if (!SILENT_CAUSES.has(cause)) this.#dealer.send(this.#env.disconnectFrame());
     this.#env.hooks.onEnd(this, cause);
     this.consumer.end();
     this.producer.end();
-    if (this.producer.isDrained()) this.#isProducerDrained = true;
-    this.#leave();
+    this.#queued = [];
+    const isRefusal = cause === 'mismatch' || cause === 'registration-failed';
+    if (isRefusal && !this.#dealer.isConnected) {
+      this.#closeDealerMs = this.#env.now() + REFUSAL_MS;
+      this.#env.hooks.wakeAt(this.#closeDealerMs);
+    } else {
+      this.#closeDealer();
+    }
+  }
+
+  #closeDealer(): void {
+    this.#closeDealerMs = undefined;
+    void this.#dealer.close().then(() => {
+      this.#isDealerClosed = true;
+      this.#leave();
+    });
   }
 
   /** The last step, once: unregister the peer when nothing can be written to it any more. */
   #leave(): void {
-    if (!this.isOver || !this.#isProducerDrained || this.#isRegistering || this.#hasLeft) return;
+    if (!this.isOver || !this.producer.isDrained() || this.#isRegistering || !this.#isDealerClosed) return;
+    if (this.#hasLeft) return;
     this.#hasLeft = true;
+    const onGone = (): void => {
+      this.#env.hooks.onGone(this);
+    };
     const dataPeer = this.#remote?.dataPeer;
-    if (dataPeer)
-      this.#env.unregister(dataPeer, () => {
-        this.#env.hooks.onGone(this);
-      });
-    else this.#env.hooks.onGone(this);
+    if (dataPeer) this.#env.unregister(dataPeer, onGone);
+    else onGone();
+  }
+}
+
+function endCauseOf(cause: DownCause): EndCause {
+  switch (cause) {
+    case 'disconnected':
+    case 'unexpected-frame':
+      return 'connection-lost';
+    case 'send-failed':
+      return 'send-failed';
+    case 'refused':
+    case 'unresolved':
+    case 'not-advertisable':
+    case 'handshake-failed':
+      return 'refused';
   }
 }

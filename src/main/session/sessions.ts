@@ -4,7 +4,8 @@
 //   onMessage(from)  ---- live session? yes -> receive   no -> only a valid `connect` within the caps makes one
 //
 // A session that ended may still be draining (writes of ours under way): the next one with that address begins when
-// it has gone, because our `connect` tells the peer that nothing of the earlier sessions can land any more.
+// it has gone, because our `connect` tells the peer that nothing of the earlier sessions can land any more. So do all
+// new ones while the receive agent is being recycled.
 
 import type { ConnectMessage, IncomingMessage } from '../protocol/messages.js';
 import type { SlotSet } from '../shards/shard-client.js';
@@ -16,17 +17,17 @@ import type { SessionEnvironment, SessionHooks } from './session.js';
 import { Session } from './session.js';
 
 /** Why there is no session for a request: its lookups and loads are misses. */
-export type Refusal = 'backoff' | 'peer-cap' | 'closed' | 'self';
+export type Refusal = 'backoff' | 'peer-cap' | 'closed' | 'self' | 'bad-address';
 
 export interface SessionsOptions {
   readonly localAddress: string;
   readonly limits: SessionLimits;
   readonly log: RoleLog;
-  readonly environment: Omit<SessionEnvironment, 'hooks' | 'isSuspected'>;
+  readonly environment: Omit<SessionEnvironment, 'hooks' | 'isSuspected' | 'writerIdentity'>;
   /** Counted under the reason; see observe/metrics. */
   readonly countRejection: (reason: string) => void;
   readonly countIgnored: (messageType: string) => void;
-  /** The identity under which a peer may write to this node, for the quarantine. */
+  /** The identity under which a peer may write to this node, for the quarantine. Called once per session. */
   readonly writerIdentity: (address: string, connect: ConnectMessage) => WriterIdentity;
   /** A valid `connect` of a new session was accepted (design.md section 6 rule 2). */
   readonly onWriterConnected: (writer: WriterIdentity) => void;
@@ -34,11 +35,17 @@ export interface SessionsOptions {
   readonly wakeAt: (timeMs: number) => void;
 }
 
-/** A `connect` that waits until the predecessor has gone. */
+type OnSession = (session: Session | Refusal) => void;
+
+/** Who wants a session that cannot begin yet. */
 interface Waiting {
-  readonly connect: ConnectMessage | undefined;
-  readonly callbacks: ((session: Session | Refusal) => void)[];
+  /** The peer's own `connect`, if it came to us. */
+  connect: ConnectMessage | undefined;
+  readonly callbacks: OnSession[];
 }
+
+/** With as many peers as allowed, a session without any work for this long makes room for another. */
+const IDLE_MS = 60_000;
 
 export class Sessions {
   readonly #options: SessionsOptions;
@@ -56,6 +63,7 @@ export class Sessions {
     this.#backoff = new Backoff(options.environment.times);
     this.#environment = {
       ...options.environment,
+      writerIdentity: options.writerIdentity,
       isSuspected: (address) => this.#backoff.isSuspected(address),
       hooks: this.#hooks(),
     };
@@ -73,10 +81,6 @@ export class Sessions {
     return counts;
   }
 
-  sessions(): IterableIterator<Session> {
-    return this.#live.values();
-  }
-
   /** Live ones and those that still drain. */
   *all(): Generator<Session> {
     yield* this.#live.values();
@@ -91,7 +95,7 @@ export class Sessions {
    * The session with a peer that a request named: the live one, or a new one as soon as it may begin. `done` is called
    * at once when nothing has to be waited for.
    */
-  acquire(address: string, done: (session: Session | Refusal) => void): void {
+  acquire(address: string, done: OnSession): void {
     const live = this.#live.get(address);
     if (live) {
       done(live);
@@ -110,23 +114,23 @@ export class Sessions {
       return;
     }
     if (message.type !== 'connect') {
+      if (message.type === 'disconnect') this.#forgetConnect(from);
       this.#options.countIgnored(message.type);
       return;
     }
-    if (this.#isClosed || this.#isPaused) return;
+    if (this.#isClosed) return;
     if (from === this.#options.localAddress) {
       this.#options.countRejection('own_identity');
       return;
     }
-    if (!this.#waiting.has(from) && this.#occupied() >= this.#options.limits.maxPeers) {
-      this.#options.countRejection('peer_cap');
+    if (!this.#hasRoomFor(from)) {
       this.#options.log.warn(
         { peer: from, maxPeers: this.#options.limits.maxPeers },
         'connect refused: the node has its most peers; raise --max-peers or use fewer',
       );
       return;
     }
-    this.#backoff.onConnectFrom(from);
+    this.#backoff.onConnectFrom(from, this.#environment.now());
     this.#begin(from, message, undefined);
   }
 
@@ -140,7 +144,15 @@ export class Sessions {
 
   /** The connection under which the peer sends to us ended. */
   onPeerGone(from: string): void {
-    this.#live.get(from)?.end('connection-lost');
+    this.#forgetConnect(from);
+    const live = this.#live.get(from);
+    // Before its `connect` has come, that was the connection of an earlier session.
+    if (live && live.phase !== 'dialling') live.end('connection-lost');
+  }
+
+  /** A write to the peer had to be cut: that counts as a fault, whatever becomes of the session. */
+  onHardStop(address: string): void {
+    this.#backoff.onFault(address, this.#environment.now());
   }
 
   onSettled(set: SlotSet): void {
@@ -159,47 +171,61 @@ export class Sessions {
     for (const session of this.all()) session.tick(nowMs);
   }
 
-  /** Ends every session with `disconnect` and waits until all have gone; new ones are held back until resume(). */
+  /**
+   * Ends every session with `disconnect` and waits until all have gone. New ones are held back until resume(), or for
+   * good when the node closes.
+   */
   pause(cause: 'recycling' | 'closed', done: () => void): void {
     this.#isPaused = true;
     if (cause === 'closed') this.#isClosed = true;
     for (const session of [...this.#live.values()]) session.end(cause);
-    for (const { callbacks } of this.#waiting.values()) for (const callback of callbacks) callback('closed');
-    this.#waiting.clear();
+    if (this.#isClosed) {
+      const waiting = [...this.#waiting.values()];
+      this.#waiting.clear();
+      for (const { callbacks } of waiting) for (const callback of callbacks) callback('closed');
+    }
     this.#onEmpty.push(done);
     this.#checkEmpty();
   }
 
   resume(): void {
-    this.#isPaused = this.#isClosed;
-  }
-
-  #occupied(): number {
-    return this.#live.size + this.#waiting.size;
+    if (this.#isClosed) return;
+    this.#isPaused = false;
+    for (const address of [...this.#waiting.keys()]) this.#beginWaiting(address);
   }
 
   #refusal(address: string): Refusal | undefined {
-    if (this.#isClosed || this.#isPaused) return 'closed';
+    if (this.#isClosed) return 'closed';
     if (address === this.#options.localAddress) return 'self';
     if (this.#backoff.isHeld(address, this.#environment.now())) return 'backoff';
-    if (!this.#waiting.has(address) && this.#occupied() >= this.#options.limits.maxPeers) {
-      this.#options.countRejection('peer_cap');
-      return 'peer-cap';
-    }
-    return undefined;
+    return this.#hasRoomFor(address) ? undefined : 'peer-cap';
   }
 
-  #begin(
-    address: string,
-    connect: ConnectMessage | undefined,
-    callback: ((session: Session | Refusal) => void) | undefined,
-  ): void {
-    if (this.#draining.has(address)) {
-      const known = this.#waiting.get(address);
-      this.#waiting.set(address, {
-        connect: connect ?? known?.connect,
-        callbacks: [...(known?.callbacks ?? []), ...(callback ? [callback] : [])],
-      });
+  /** Counts the refusal. An idle session is ended for the new one. */
+  #hasRoomFor(address: string): boolean {
+    const isFull = (): boolean => this.#live.size + this.#waiting.size >= this.#options.limits.maxPeers;
+    if (this.#waiting.has(address) || !isFull()) return true;
+    this.#endIdlest();
+    if (!isFull()) return true;
+    this.#options.countRejection('peer_cap');
+    return false;
+  }
+
+  #endIdlest(): void {
+    let idlest: Session | undefined;
+    for (const session of this.#live.values()) {
+      if (isAtWork(session)) continue;
+      if (idlest === undefined || session.lastActivityMs < idlest.lastActivityMs) idlest = session;
+    }
+    if (idlest && idlest.lastActivityMs + IDLE_MS <= this.#environment.now()) idlest.end('idle');
+  }
+
+  #begin(address: string, connect: ConnectMessage | undefined, callback: OnSession | undefined): void {
+    if (this.#isPaused || this.#draining.has(address)) {
+      const waiting = this.#waiting.get(address) ?? { connect: undefined, callbacks: [] };
+      waiting.connect = connect ?? waiting.connect;
+      if (callback) waiting.callbacks.push(callback);
+      this.#waiting.set(address, waiting);
       return;
     }
     let session: Session;
@@ -212,12 +238,29 @@ export class Sessions {
         { peer: address, reason: String(error) },
         'no session: the address cannot be dialled',
       );
-      callback?.('closed');
+      callback?.('bad-address');
       return;
     }
     this.#live.set(address, session);
     callback?.(session);
     if (connect) session.receive(connect);
+  }
+
+  #beginWaiting(address: string): void {
+    const waiting = this.#waiting.get(address);
+    if (!waiting || this.#isPaused || this.#draining.has(address)) return;
+    this.#waiting.delete(address);
+    this.#begin(address, waiting.connect, (session) => {
+      for (const callback of waiting.callbacks) callback(session);
+    });
+  }
+
+  /** The peer whose `connect` waits has gone again. */
+  #forgetConnect(address: string): void {
+    const waiting = this.#waiting.get(address);
+    if (!waiting) return;
+    waiting.connect = undefined;
+    if (waiting.callbacks.length === 0) this.#waiting.delete(address);
   }
 
   #hooks(): SessionHooks {
@@ -239,14 +282,13 @@ export class Sessions {
         this.#onGone(session);
       },
       onReplaced: (session, connect) => {
-        this.#backoff.onConnectFrom(session.address);
         this.#begin(session.address, connect, undefined);
       },
       onIgnored: (_session, messageType) => {
         this.#options.countIgnored(messageType);
       },
-      onConnectAccepted: (session, connect) => {
-        this.#options.onWriterConnected(this.#options.writerIdentity(session.address, connect));
+      onConnectAccepted: (_session, writer) => {
+        this.#options.onWriterConnected(writer);
       },
       wakeAt: this.#options.wakeAt,
     };
@@ -276,13 +318,7 @@ export class Sessions {
     draining?.delete(session);
     if (draining && draining.size > 0) return;
     this.#draining.delete(session.address);
-    const waiting = this.#waiting.get(session.address);
-    this.#waiting.delete(session.address);
-    if (waiting && !this.#isPaused) {
-      this.#begin(session.address, waiting.connect, (next) => {
-        for (const callback of waiting.callbacks) callback(next);
-      });
-    }
+    this.#beginWaiting(session.address);
     this.#checkEmpty();
   }
 
@@ -292,4 +328,11 @@ export class Sessions {
     this.#onEmpty = [];
     for (const callback of callbacks) callback();
   }
+}
+
+/** Something would be lost if the session ended. */
+function isAtWork(session: Session): boolean {
+  const { idCount } = session.consumer.stats();
+  const { leaseCount, parkedCount, serveCount } = session.producer.stats();
+  return !session.isReady || idCount + leaseCount + parkedCount + serveCount > 0;
 }

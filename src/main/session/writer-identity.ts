@@ -12,14 +12,20 @@ import type { WriterIdentity } from './roles.js';
 /** See WriterIdentity. `process` is set only when the announced process is visible here now: pid namespaces differ. */
 export function writerIdentity(address: string, connect: ConnectMessage): WriterIdentity {
   const incarnation = connect.kvpeer?.incarnation;
-  const isVisible = incarnation?.bootId === readBootId() && isAlive(incarnation);
+  const isOnThisHost = incarnation ? incarnation.bootId === readBootId() : isLocalHost(hostOf(address));
+  const isVisible = incarnation !== undefined && isOnThisHost && isAlive(incarnation);
   return {
     address,
     incarnation: incarnation?.id,
     agentName: agentNameOf(connect.agentMetadata),
-    isOnThisHost: isVisible || (incarnation === undefined && isLocalHost(hostOf(address))),
+    isOnThisHost,
     process: isVisible ? { pid: incarnation.pid, startTime: incarnation.startTime } : undefined,
   };
+}
+
+/** A peer that acknowledged us before its own `connect` came: only its address is known. */
+export function unknownWriter(address: string): WriterIdentity {
+  return { address, incarnation: undefined, agentName: '', isOnThisHost: true, process: undefined };
 }
 
 /** A plain peer does not say where it runs; an address of this host, or a name (which may be one), counts as here. */

@@ -24,7 +24,7 @@ export interface WriteStopOptions {
   onIdle(): void;
 }
 
-/** After a hard stop that could not be asked for (full ring, dying worker). */
+/** After a hard stop that could not be asked for (full ring, dying worker), or that did not end a write it should have. */
 const RETRY_MS = 1_000;
 
 export class WriteStop {
@@ -32,6 +32,8 @@ export class WriteStop {
   /** Writes whose time is over. */
   readonly #overdue = new Set<Write>();
   #isStopping = false;
+  /** A write became overdue while a stop was running, which may not know of it. */
+  #isStopAgain = false;
   #isDraining = false;
   #retryMs = Infinity;
   #settleCallbacks: (() => void)[] = [];
@@ -51,6 +53,7 @@ export class WriteStop {
   /** The write must end now. One hard stop serves all that are asked for while it runs and end with it. */
   request(write: Write): void {
     this.#overdue.add(write);
+    if (this.#isStopping) this.#isStopAgain = true;
     this.#stop(write.fetch.peer);
   }
 
@@ -81,11 +84,12 @@ export class WriteStop {
   #stop(peer: DataPeer): void {
     if (this.#isStopping || this.#retryMs !== Infinity) return;
     this.#isStopping = true;
+    this.#isStopAgain = false;
     this.#options.counters.hardStop();
     this.#options.onHardStop();
     this.#options.shards.hardStop(peer, (failure) => {
       this.#isStopping = false;
-      if (failure === undefined) {
+      if (failure === undefined && this.#isStopAgain) {
         this.#stopOverdue();
       } else if (this.#overdue.size > 0) {
         this.#retryMs = this.#options.now() + RETRY_MS;

@@ -320,6 +320,15 @@ describe('leases and memory', () => {
     expect(node.wakes).toEqual([]);
   });
 
+  it('a fetch that has ended has no clock any more', () => {
+    const { node, peer } = writing({ isKvpeer: true });
+    peer.abort('r1', 0);
+    peer.endServe();
+    node.wakes = [];
+    peer.producer.tick(node.nowMs);
+    expect(node.wakes).toEqual([node.nowMs + 60_000]);
+  });
+
   it('ticks are asked for only while something can expire', () => {
     const node = new NodeHarness();
     const peer = node.session();

@@ -746,6 +746,15 @@ describe('fetch without a lookup (prefill/decode)', () => {
     expect(node.pins).toBe(0);
   });
 
+  it('looks as soon as another demand of the peer has found less than it might have pinned', () => {
+    const { node, peer } = start({ numBlocks: 16 });
+    node.put(1);
+    peer.producer.onFetch(fetchMessage('a', 0, keysOf(5, 6, 7, 8), [5, 6, 7, 8]));
+    peer.producer.onFetch(fetchMessage('b', 0, keysOf(1), [1]));
+    node.shards.settle();
+    expect(peer.serves.map((serve) => [...serve.request.indexes])).toEqual([[1]]);
+  });
+
   it('waits when the shards have no room, and looks again', () => {
     const { node, peer } = start();
     node.put(1);

@@ -1,0 +1,91 @@
+// Mappings as SharedArrayBuffers: alignment, files, prefaulting, and what keeps them mapped.
+
+import { existsSync, readFileSync, statSync, unlinkSync } from 'node:fs';
+import { afterEach, describe, expect, test } from 'vitest';
+import { loadNative } from '../../native/index.js';
+import { SharedPool } from '../helpers/shared-pool.js';
+
+const native = loadNative();
+const path = `/dev/shm/kvpeer-test-${process.pid}`;
+
+afterEach(() => {
+  if (existsSync(path)) unlinkSync(path);
+});
+
+/** Mappings of this process that end with the name, or are anonymous of this size, as /proc/self/maps lists them. */
+function mapsOfPath(): string[] {
+  return readFileSync('/proc/self/maps', 'utf8')
+    .split('\n')
+    .filter((line) => line.includes(path));
+}
+
+describe('a mapping', () => {
+  test('starts on a 2 MiB boundary, is zero and rounded up to a page', () => {
+    const { buffer } = native.mapFile(path, { bytes: 5000, huge: false, lock: false, create: true });
+    expect(buffer).toBeInstanceOf(SharedArrayBuffer);
+    expect(buffer.byteLength).toBe(8192);
+    expect(new Uint8Array(buffer).every((byte) => byte === 0)).toBe(true);
+    const [line] = mapsOfPath();
+    expect(Number.parseInt(line, 16) % (2 * 1024 * 1024)).toBe(0);
+  });
+
+  test('of a file is the same memory for everybody who maps it, also after it was unlinked', () => {
+    const first = native.mapFile(path, { bytes: 4096, huge: false, lock: false, create: true });
+    const second = native.mapFile(path, { bytes: 4096, huge: false, lock: false, create: false });
+    unlinkSync(path);
+    new Uint8Array(first.buffer)[77] = 5;
+    expect(new Uint8Array(second.buffer)[77]).toBe(5);
+  });
+
+  test('of a file that is there already is not made again, one that is missing or too short is not mapped', () => {
+    const options = { bytes: 8192, huge: false, lock: false };
+    expect(() => native.mapFile(path, { ...options, create: false })).toThrow(/cannot open .*No such file/);
+    native.mapFile(path, { ...options, bytes: 4096, create: true });
+    expect(statSync(path).mode & 0o777).toBe(0o600);
+    expect(() => native.mapFile(path, { ...options, create: true })).toThrow(/cannot create .*File exists/);
+    expect(() => native.mapFile(path, { ...options, create: false })).toThrow(
+      /has 4096 bytes, fewer than the 8192/,
+    );
+  });
+
+  test('says whether it is locked and huge, and why not', () => {
+    const { locked, hugeAdvised, reason } = native.mapAnonymous({ bytes: 4 << 20, huge: true, lock: true });
+    expect(locked && hugeAdvised).toBe(reason === '');
+    expect(native.mapAnonymous({ bytes: 4096, huge: false, lock: false })).toMatchObject({
+      locked: false,
+      hugeAdvised: false,
+      reason: '',
+    });
+  });
+});
+
+describe('touch', () => {
+  test('makes every page present and changes no byte', async () => {
+    const bytes = 8 << 20;
+    const { buffer } = native.mapFile(path, { bytes, huge: false, lock: false, create: true });
+    new Uint8Array(buffer)[12_345] = 9;
+    await native.touch(buffer);
+    expect(statSync(path).blocks * 512).toBe(bytes);
+    expect(new Uint8Array(buffer)[12_345]).toBe(9);
+    expect(new Uint8Array(buffer)[12_346]).toBe(0);
+  });
+});
+
+describe('attached memory', () => {
+  test('is detached once, and its handle is dead afterwards', () => {
+    const { poolHandle, controlHandle } = new SharedPool();
+    native.detach(poolHandle);
+    native.detach(controlHandle);
+    expect(() => {
+      native.detach(poolHandle);
+    }).toThrow(/no such mapping/);
+  });
+});
+
+test('threadCpuNs is the time that this thread has run, never more than has passed', () => {
+  const wallStart = process.hrtime.bigint();
+  const start = native.threadCpuNs();
+  while (native.threadCpuNs() < start + 20e6);
+  const wallNs = Number(process.hrtime.bigint() - wallStart);
+  expect(wallNs).toBeGreaterThanOrEqual(20e6);
+});

@@ -60,7 +60,7 @@ export class Peer implements PeerApi {
     const log = options.logger ?? createLogger(resolved.logLevel);
     const counts = new EventCounts();
     const shards = await startShards(
-      { ...resolved, arenaBytes: resolved.arenaBytes === "auto" ? undefined : resolved.arenaBytes },
+      { ...resolved, arenaBytes: resolved.arenaBytes === 'auto' ? undefined : resolved.arenaBytes },
       log,
     );
     try {
@@ -111,7 +111,7 @@ export class Peer implements PeerApi {
       hardStops: () => counts.hardStopCount,
       receiveAgentRecycles: () => node.recycleCount,
       workerRestarts: () => shards.restartCount,
-      evictions: () => shards.counter(Counter.Evictions) + shards.counter(Counter.BucketEvictions),
+      evictions: () => shards.counter(Counter.Evictions),
       bytesServed: () => shards.counter(Counter.BytesServed),
       bytesPulled: () => counts.pulledBytes,
       ringDepths: () => shards.ringDepths(),
@@ -182,7 +182,7 @@ export class Peer implements PeerApi {
       sessions: this.#node.sessions.countByPhase(),
       nixlPeers,
       sockets: this.#node.socketCount,
-      evictions: this.#shards.counter(Counter.Evictions) + this.#shards.counter(Counter.BucketEvictions),
+      evictions: this.#shards.counter(Counter.Evictions),
       bytesServed: this.#shards.counter(Counter.BytesServed),
       bytesPulled: this.#counts.pulledBytes,
       served: {

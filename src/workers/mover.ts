@@ -65,6 +65,8 @@ export interface MoverOptions {
 }
 
 export interface MoverCounters {
+  /** Requests posted, without the warming of a connection. */
+  postedRequestCount: number;
   /** Requests cut by the destruction of their agent. */
   cutRequestCount: number;
   /** Cut requests to healthy peers that were posted again. */
@@ -74,7 +76,12 @@ export interface MoverCounters {
 }
 
 export class Mover {
-  readonly counters: MoverCounters = { cutRequestCount: 0, repostedRequestCount: 0, retiredAgentCount: 0 };
+  readonly counters: MoverCounters = {
+    postedRequestCount: 0,
+    cutRequestCount: 0,
+    repostedRequestCount: 0,
+    retiredAgentCount: 0,
+  };
 
   private readonly peers = new Map<number, MoverPeer>();
   private readonly serves = new Map<number, Serve>();
@@ -316,7 +323,10 @@ export class Mover {
   private posted(generation: SendGeneration, request: OpenRequest): void {
     const id = this.result[PostResult.RequestId];
     request.peer.openCount += 1;
-    if (request.serve !== undefined) request.serve.openCount += 1;
+    if (request.serve !== undefined) {
+      request.serve.openCount += 1;
+      this.counters.postedRequestCount += 1;
+    }
     if (id !== 0) generation.requests.set(id, request);
     else this.finish(request, this.result[PostResult.Status]);
   }

@@ -67,7 +67,12 @@ class ShardWorker {
   private sleepCount = 0;
   private logTokens = LOG_BURST;
   private logRefilledMs = performance.now();
-  private readonly seenMover = { cutRequestCount: 0, repostedRequestCount: 0, retiredAgentCount: 0 };
+  private readonly seenMover = {
+    postedRequestCount: 0,
+    cutRequestCount: 0,
+    repostedRequestCount: 0,
+    retiredAgentCount: 0,
+  };
 
   constructor(task: ShardTask, hooks: ShardHooks) {
     this.task = task;
@@ -190,6 +195,7 @@ class ShardWorker {
     if (this.mover === undefined) return;
     const { counters } = this.mover;
     const { seenMover } = this;
+    this.counters.add(Counter.WritePosts, counters.postedRequestCount - seenMover.postedRequestCount);
     this.counters.add(Counter.WritesCut, counters.cutRequestCount - seenMover.cutRequestCount);
     this.counters.add(Counter.WritesReposted, counters.repostedRequestCount - seenMover.repostedRequestCount);
     this.counters.add(Counter.AgentsRetired, counters.retiredAgentCount - seenMover.retiredAgentCount);

@@ -2,6 +2,19 @@
 
 export { KvpeerError } from './errors.js';
 export type { ErrorCode } from './errors.js';
+export {
+  blockKey,
+  BlockHasher,
+  configFingerprint,
+  splitBlockKey,
+  type BlockHashAlgorithm,
+  type BlockHasherOptions,
+  type BlockKeyOptions,
+  type ExtraKeyForm,
+  type FingerprintDescription,
+  type HashContext,
+  type MultimodalItem,
+} from './hashes/index.js';
 export type { PeerOptions } from './options.js';
 export { buildParams, canonicalParams, formatIssue, parseParams } from './params/index.js';
 export type { KvTransferParams, ParamsIssue } from './params/index.js';

@@ -16,6 +16,7 @@ import type { EventCounts } from './observe/event-counts.js';
 import type { ResolvedOptions } from './options.js';
 import { splitAdvertise } from './options.js';
 import { DEFAULT_LIMITS } from './protocol/limits.js';
+import { OwnFingerprint } from './own-fingerprint.js';
 import type { ProtocolLimits } from './protocol/limits.js';
 import type { ConnectMessage, KvpeerAnnouncement } from './protocol/messages.js';
 import { WIRE_VERSION } from './protocol/messages.js';
@@ -68,6 +69,7 @@ export class Node {
   readonly #admission: Admission;
   readonly #scanLimits: ProtocolLimits;
   readonly #announcement: KvpeerAnnouncement;
+  readonly #fingerprint: OwnFingerprint;
   #lastRecycleMs = -Infinity;
   #isRecycling = false;
   #isClosing = false;
@@ -112,6 +114,7 @@ export class Node {
     this.#options = options;
     this.#transport = transport;
     this.address = transport.localAddress;
+    this.#fingerprint = new OwnFingerprint(resolved.fingerprint, log);
     this.#alarm = new Alarm(this.now, (nowMs) => {
       this.#tick(nowMs);
     });
@@ -240,11 +243,14 @@ export class Node {
 
   #sessionEnvironment(): SessionsOptions['environment'] {
     const { options: resolved, shards, dataPlane } = this.#options;
+    const fingerprint = this.#fingerprint;
     return {
       identity: {
         blockBytes: resolved.blockBytes,
-        fingerprint: resolved.fingerprint,
         hashSeed: resolved.hashSeed,
+        get fingerprint() {
+          return fingerprint.value;
+        },
       },
       times: resolved,
       now: this.now,
@@ -256,7 +262,7 @@ export class Node {
           baseAddr: dataPlane.baseAddr,
           numBlocks: shards.numBlocks,
           blockLen: resolved.blockBytes,
-          configFingerprint: resolved.fingerprint,
+          configFingerprint: fingerprint.value,
           hashSeed: resolved.hashSeed,
           kvpeer: this.#announcement,
         }),
@@ -290,8 +296,10 @@ export class Node {
 
   #register(connect: ConnectMessage, done: Parameters<SessionEnvironment['register']>[1]): void {
     const { shards, dataPlane, log } = this.#options;
+    this.#fingerprint.onAccepted(connect);
     if (dataPlane.name === 'none') {
       setImmediate(() => {
+        this.#fingerprint.onRegistered(connect, true);
         done(true, undefined);
       });
       return;
@@ -300,6 +308,7 @@ export class Node {
     const { agentMetadata, baseAddr, numBlocks } = connect;
     shards.addPeer({ agentMetadata, baseAddr, numBlocks, hasScratch }, (failure, dataPeer) => {
       if (failure) log.warn({ peerId: connect.peerId, failure }, 'NIXL did not take the peer');
+      this.#fingerprint.onRegistered(connect, failure === undefined);
       done(failure === undefined, dataPeer);
     });
   }

@@ -5,6 +5,7 @@ import type { z } from 'zod';
 import { KvpeerError } from './errors.js';
 import { nearestName } from './nearest.js';
 import { crossChecks } from './options/cross-checks.js';
+import { fingerprintOf } from './options/fingerprint.js';
 import {
   flagOf,
   isOptionName,
@@ -174,13 +175,30 @@ function check(given: ReadonlyMap<OptionName, Given>, faults: string[]): Resolve
     else faults.push(`${found.label} is ${show(found.value)}; it must be ${spec.allowed}`);
   }
   if (faults.length > 0) throw new KvpeerError('KVPEER_INVALID_OPTION', faults.join('\n'));
-  const options = settleLocalhost(values as ResolvedOptions);
+  const options = settleLocalhost(settleFingerprint(values as ResolvedOptions, given));
   const broken = crossChecks(options).map((fault) => {
     const [name, other] = fault.names.map((option) => given.get(option)?.label ?? `${option} (default)`);
     return fault.text(name, other);
   });
   if (broken.length > 0) throw new KvpeerError('KVPEER_INVALID_OPTION', broken.join('\n'));
   return options;
+}
+
+/** Resolved options have the fingerprint itself. */
+function settleFingerprint(options: ResolvedOptions, given: ReadonlyMap<OptionName, Given>): ResolvedOptions {
+  const { fingerprint, fingerprintFrom } = options;
+  if (fingerprintFrom === '') return options;
+  const label = given.get('fingerprintFrom')?.label ?? 'fingerprintFrom';
+  if (fingerprint !== '') {
+    const other = given.get('fingerprint')?.label ?? 'fingerprint';
+    throw new KvpeerError(
+      'KVPEER_INVALID_OPTION',
+      `${other} and ${label} exclude each other; give one of them`,
+    );
+  }
+  const found = fingerprintOf(fingerprintFrom, label);
+  if ('fault' in found) throw new KvpeerError('KVPEER_INVALID_OPTION', found.fault);
+  return { ...options, fingerprint: found.fingerprint, fingerprintFrom: '' };
 }
 
 /** ZeroMQ binds addresses only, but vLLM knows a node by the very text of its host: bind one, advertise the other. */

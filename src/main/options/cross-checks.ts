@@ -41,7 +41,7 @@ function orderFaults(options: ResolvedOptions): readonly CrossFault[] {
   }).map(([greater, smaller, mayBeEqual, why]) => ({
     names: [greater, smaller],
     text: (name, other) =>
-      `${name} is ${options[greater]} and ${other} is ${options[smaller]}; the first must be ` +
+      `${name} is ${Number(options[greater])} and ${other} is ${Number(options[smaller])}; the first must be ` +
       `${mayBeEqual ? 'at least' : 'more than'} the second, because ${why}`,
   }));
 }

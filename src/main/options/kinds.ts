@@ -2,6 +2,7 @@
 
 import { isIPv4, isIPv6 } from 'node:net';
 import { z } from 'zod';
+import type { FingerprintDescription } from '../hashes/fingerprint.js';
 import { parseHost } from '../params/address.js';
 
 /** How one kind of value is read. `T` is what the node works with, `In` what a program may give. */
@@ -202,6 +203,18 @@ export function splitAdvertise(
   const port = portText === undefined ? undefined : Number(portText);
   if ('reason' in host || (port !== undefined && (port < 1 || port > 65_535))) return undefined;
   return { host: host.host, port };
+}
+
+/** A file that describes model and parallelism, or the description itself. */
+export function fingerprintSource(): OptionKind<string | FingerprintDescription> {
+  return {
+    schema: z.custom<string | FingerprintDescription>(
+      (value) => typeof value === 'string' || (typeof value === 'object' && !Array.isArray(value)),
+    ),
+    fromText: (text) => text,
+    allowed: 'a YAML file, or in YAML and API the description as a map',
+    placeholder: 'FILE',
+  };
 }
 
 function numberFromText(text: string): unknown {

@@ -6,6 +6,7 @@ import {
   bytes,
   count,
   dialledAddress,
+  fingerprintSource,
   formatBytes,
   milliseconds,
   oneOf,
@@ -144,11 +145,17 @@ export const OPTION_TABLE = {
   fingerprint: compatibility(
     textOfBytes(0, 512),
     '',
-    "fingerprint of the engines' cache layout, compared in the handshake",
+    "fingerprint of the engines' cache layout, compared in the handshake; trust-first takes over the first peer's",
     {
       source: '7',
       defaultText: 'empty: not compared',
     },
+  ),
+  fingerprintFrom: compatibility(
+    fingerprintSource(),
+    '',
+    'model and parallelism of the engines, of which the fingerprint is computed as vLLM does',
+    { source: '7', defaultText: 'none' },
   ),
   dataPlane: compatibility(
     oneOf(['nixl', 'none']),

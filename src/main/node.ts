@@ -46,12 +46,8 @@ export interface NodeOptions {
   readonly log: Logger;
 }
 
-/** Longest wait for send queues after a hard stop, and how often they are looked at. */
-const SOCKET_DRAIN_MS = 2_000;
+/** How often send queues are looked at after a hard stop. */
 const SOCKET_POLL_MS = 10;
-/** The receive agent is recycled at most this often, and when more than this share of the pool is quarantined. */
-const RECYCLE_INTERVAL_MS = 60_000;
-const RECYCLE_SHARE = 0.1;
 
 export class Node {
   readonly sessions: Sessions;
@@ -152,7 +148,7 @@ export class Node {
       hasSameHostLane: options.dataPlane.offersCma,
     });
     this.decoders = new NodeDecoderRequests({ shards, times: resolved, log, now, wakeAt });
-    this.pinBudget = new NodePinBudget({ numBlocks: shards.numBlocks, peerPinShare: resolved.peerPinShare });
+    this.pinBudget = new NodePinBudget({ ...resolved, numBlocks: shards.numBlocks });
     this.sessions = new Sessions({
       localAddress: this.address,
       limits: resolved,
@@ -343,10 +339,10 @@ export class Node {
     };
   }
 
-  /** Until no closed socket of this host has unsent data for the peer's host, at most SOCKET_DRAIN_MS. */
+  /** Until no closed socket of this host has unsent data for the peer's host, at most `socketDrainMs`. */
   async #waitForSockets(address: string): Promise<void> {
     const host = hostOf(address).replace(/^\[|\]$/g, '');
-    const end = this.now() + SOCKET_DRAIN_MS;
+    const end = this.now() + this.#options.options.socketDrainMs;
     try {
       const addresses =
         isIP(host) === 0 ? (await resolveHost(host, { all: true })).map((found) => found.address) : [host];
@@ -365,8 +361,8 @@ export class Node {
     const { slotCount, oldestMs } = this.quarantine.recyclable();
     if (dataPlane.name === 'none' || oldestMs === undefined || this.#isRecycling || this.#isClosing) return;
     const dueMs = oldestMs + resolved.quarantineMaxMs;
-    const isDue = nowMs >= dueMs || slotCount > shards.numBlocks * RECYCLE_SHARE;
-    const notBeforeMs = this.#lastRecycleMs + Math.min(RECYCLE_INTERVAL_MS, resolved.quarantineMaxMs);
+    const isDue = nowMs >= dueMs || slotCount > shards.numBlocks * resolved.quarantineShare;
+    const notBeforeMs = this.#lastRecycleMs + Math.min(resolved.recycleIntervalMs, resolved.quarantineMaxMs);
     if (!isDue || nowMs < notBeforeMs) {
       this.#alarm.wakeAt(Math.max(dueMs, notBeforeMs));
       return;

@@ -11,6 +11,8 @@ export interface ShardTask {
   readonly waker: number;
   /** Absolute path of the NIXL library when this worker moves data. */
   readonly nixlLibrary: string | undefined;
+  /** How long a stopped send agent may go on for other peers, when this worker moves data. */
+  readonly retireMs: number | undefined;
   /** One int32: the worker's thread id, stored before anything else; 0 while it has not begun. */
   readonly started: SharedArrayBuffer;
   /** WorkerMessage to main. Nothing is ever sent to the worker over it. */

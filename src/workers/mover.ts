@@ -4,7 +4,7 @@
 //
 //     serve()  -> queue of the peer -> poll() posts one request a call, peers in turn -> current agent
 //     hardStop() retires the agents with open requests to the peer: they are polled on for the sake of the other
-//                peers, at most RETIRED_MS, then destroyed, which is the only thing that stops a write in flight
+//                peers, at most retireMs, then destroyed, which is the only thing that stops a write in flight
 //
 // What a destroyed agent cuts of a healthy peer is posted again once, on the current agent.
 
@@ -21,7 +21,7 @@ export type { ServeStatus } from './serve.js';
 
 /** Requests in flight per peer: enough to keep a connection busy between two polls. */
 export const MAX_OPEN_REQUESTS_PER_PEER = 4;
-/** How long a retired agent may go on for the sake of healthy peers. */
+/** Default of `retireMs`. */
 export const RETIRED_MS = 1000;
 /** Ended requests that one poll reports per agent; more are seen by the next. */
 const ENDED_PER_POLL = 64;
@@ -60,6 +60,8 @@ export interface MoverOptions {
   readonly numBlocks: number;
   readonly blockBytes: number;
   readonly events: MoverEvents;
+  /** How long a retired agent may go on for the sake of healthy peers. Default 1 s. */
+  readonly retireMs?: number | undefined;
   /** Monotonic milliseconds. */
   readonly now: () => number;
 }
@@ -92,7 +94,11 @@ export class Mover {
   private readonly result = new Int32Array(PostResult.Words);
   private readonly ended = new Int32Array(2 * ENDED_PER_POLL);
 
-  constructor(private readonly options: MoverOptions) {}
+  private readonly retireMs: number;
+
+  constructor(private readonly options: MoverOptions) {
+    this.retireMs = options.retireMs ?? RETIRED_MS;
+  }
 
   /** Makes the first send agent, so that the first peer does not wait for it. @throws KVPEER_NIXL_UNAVAILABLE */
   start(): void {
@@ -399,7 +405,7 @@ export class Mover {
     const due = this.generations.filter(
       (generation) =>
         generation.retiredAtMs !== undefined &&
-        (!generation.hasOtherRequests() || this.options.now() - generation.retiredAtMs >= RETIRED_MS),
+        (!generation.hasOtherRequests() || this.options.now() - generation.retiredAtMs >= this.retireMs),
     );
     for (const generation of due) this.destroy(generation);
     return due.length > 0;

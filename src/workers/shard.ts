@@ -119,6 +119,7 @@ class ShardWorker {
         numBlocks: layout.numBlocks,
         blockBytes: layout.blockBytes,
         events: this.operations,
+        retireMs: task.retireMs,
         now: () => performance.now(),
       });
       this.mover.start();

@@ -54,15 +54,21 @@ describe('the figures of the design', () => {
     ['plainStopMs', 35_000],
     ['quarantineMaxMs', 600_000],
     ['queueMs', 1_000],
-  ] as const)('section 6, rule 4: %s is %d by default, and an option everywhere', (name, value) => {
-    expect(validateOptions()[name]).toBe(value);
-    expect(OPTION_TABLE[name].source).toMatch(/^6, rule [49]$/);
-    expect(flagOf(name)).toMatch(/^--[a-z-]+-ms$/);
-    const changed = value + 1 < 39_000 && name !== 'plainAbortMs' ? value + 1 : value - 1;
-    expect(resolveOptions({ flags: { [name]: String(changed) } }).options[name]).toBe(changed);
-    expect(resolveOptions({ env: { [variableOf(name)]: String(changed) } }).options[name]).toBe(changed);
-    expect(resolveOptions({ yaml: { [name]: changed } }).options[name]).toBe(changed);
-  });
+    ['retireMs', 1_000],
+    ['socketDrainMs', 2_000],
+    ['recycleIntervalMs', 60_000],
+  ] as const)(
+    'section 6, rules 4 and 9, section 10: %s is %d by default, and an option everywhere',
+    (name, value) => {
+      expect(validateOptions()[name]).toBe(value);
+      expect(OPTION_TABLE[name].source).toMatch(/^(6, rule [49]|10)$/);
+      expect(flagOf(name)).toMatch(/^--[a-z-]+-ms$/);
+      const changed = value + 1 < 39_000 && name !== 'plainAbortMs' ? value + 1 : value - 1;
+      expect(resolveOptions({ flags: { [name]: String(changed) } }).options[name]).toBe(changed);
+      expect(resolveOptions({ env: { [variableOf(name)]: String(changed) } }).options[name]).toBe(changed);
+      expect(resolveOptions({ yaml: { [name]: changed } }).options[name]).toBe(changed);
+    },
+  );
 
   it.each([
     ['maxMessageBytes', 8 * 1024 * 1024],
@@ -72,9 +78,11 @@ describe('the figures of the design', () => {
     ['maxPeers', 128],
     ['maxRounds', 1024],
     ['peerPinShare', 0.25],
+    ['allPeersPinShare', 0.5],
+    ['quarantineShare', 0.1],
     ['keyBytes', 36],
     ['blockBytes', 65_536],
-  ] as const)('section 6, rule 5 and section 1: %s is %d by default', (name, value) => {
+  ] as const)('section 6, rule 5, sections 1 and 10: %s is %d by default', (name, value) => {
     expect(validateOptions()[name]).toBe(value);
   });
 
@@ -206,6 +214,7 @@ describe('what must hold between options', () => {
     [{ handshakeMs: 2_000 }, /redialMs/],
     [{ handshakeMs: 900, redialMs: 300 }, /suspectedHandshakeMs/],
     [{ backoffMinMs: 61_000 }, /backoffMaxMs/],
+    [{ peerPinShare: 0.6 }, /allPeersPinShare \(default\) is 0.5/],
     [{ poolBytes: 65_536, shards: 2 }, /1 slots for 2 shards; give at least 128KiB/],
     [{ poolBytes: '16TiB', blockBytes: 4096 }, /more than 2147483646 slots/],
     [{ maxMessageBytes: 65_536 }, /room for the metadata/],

@@ -32,6 +32,7 @@ const ORDERS: readonly (readonly [OptionName, OptionName, boolean, string])[] = 
   ['handshakeMs', 'redialMs', false, 'the second dial would come too late'],
   ['handshakeMs', 'suspectedHandshakeMs', true, 'a suspected host gets less time, not more'],
   ['backoffMaxMs', 'backoffMinMs', true, 'the back-off grows from one to the other'],
+  ['allPeersPinShare', 'peerPinShare', true, 'one peer cannot have more than all of them'],
 ];
 
 function orderFaults(options: ResolvedOptions): readonly CrossFault[] {

@@ -83,6 +83,7 @@ const limit = in_('Limits on what arrives');
 const RULE_4 = { source: '6, rule 4' };
 const RULE_5 = { source: '6, rule 5' };
 const RULE_9 = { source: '6, rule 9' };
+const SECTION_10 = { source: '10' };
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 /** vLLM reuses its slots 40 s after its fetch (30 s to load, 10 s for the acknowledgement of its abort). */
@@ -205,6 +206,19 @@ export const OPTION_TABLE = {
   ),
   backoffMaxMs: peerTime(milliseconds(), 60_000, 'longest time that a failed peer is left alone', RULE_4),
 
+  retireMs: peerTime(
+    milliseconds(),
+    1_000,
+    'time that writes to other peers get when the send agent they share is stopped',
+    SECTION_10,
+  ),
+  socketDrainMs: peerTime(
+    milliseconds(),
+    2_000,
+    'longest wait for unsent data towards a plain vLLM peer after its writes were stopped',
+    RULE_9,
+  ),
+
   lookupMs: requestTime(milliseconds(), 8_000, 'time for the answer to a lookup, more than holdMs', RULE_4),
   holdMs: requestTime(
     milliseconds(),
@@ -233,6 +247,12 @@ export const OPTION_TABLE = {
     600_000,
     'age of a quarantined slot after which the receive agent is replaced',
     RULE_4,
+  ),
+  recycleIntervalMs: requestTime(
+    milliseconds(),
+    60_000,
+    'the receive agent is replaced at most this often',
+    SECTION_10,
   ),
   queueMs: requestTime(
     milliseconds(),
@@ -266,6 +286,18 @@ export const OPTION_TABLE = {
     0.25,
     "share of the pool's slots that the lookups of one peer may pin",
     RULE_5,
+  ),
+  allPeersPinShare: limit(
+    share(),
+    0.5,
+    "share of the pool's slots that the lookups of all peers together may pin",
+    RULE_5,
+  ),
+  quarantineShare: limit(
+    share(),
+    0.1,
+    'share of the pool in quarantine above which the receive agent is replaced',
+    SECTION_10,
   ),
 } as const;
 

@@ -2,22 +2,22 @@
 
 import type { PinAccount, PinBudget, PinReservation } from './roles.js';
 
-/** Share of the pool that the lookups of all peers may pin together (design.md section 6 rule 5). */
-const ALL_PEERS_SHARE = 0.5;
-
 export interface PinBudgetOptions {
   readonly numBlocks: number;
+  /** Share of the pool that the lookups of one peer may pin (design.md section 6 rule 5). */
   readonly peerPinShare: number;
+  /** The same for all peers together, so that local stores always go on. Default one half. */
+  readonly allPeersPinShare?: number;
 }
 
-/** See the contract in roles.ts. The sum of the accounts' charges never exceeds half the pool. */
+/** See the contract in roles.ts. The sum of the accounts' charges never exceeds the share of all peers. */
 export class NodePinBudget implements PinBudget {
   readonly peerLimit: number;
   readonly totalLimit: number;
   #total = 0;
 
-  constructor({ numBlocks, peerPinShare }: PinBudgetOptions) {
-    this.totalLimit = Math.floor(numBlocks * ALL_PEERS_SHARE);
+  constructor({ numBlocks, peerPinShare, allPeersPinShare = 0.5 }: PinBudgetOptions) {
+    this.totalLimit = Math.floor(numBlocks * allPeersPinShare);
     // A tiny pool still serves: a share of nothing would make every lookup a miss.
     this.peerLimit = Math.min(this.totalLimit, Math.max(1, Math.floor(numBlocks * peerPinShare)));
   }

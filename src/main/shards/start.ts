@@ -31,6 +31,8 @@ export interface StartShardsOptions extends Omit<MemoryOptions, 'shardCount'> {
   /** Address the node is reached at: decides the network device NIXL uses. */
   readonly host: string;
   readonly queueMs: number;
+  /** See MoverOptions. */
+  readonly retireMs?: number | undefined;
   /** Memory that was made or adopted before; it is the caller's choice then what it holds. */
   readonly memory?: NodeMemory | undefined;
   /** See PoolOptions; for tests. */
@@ -126,7 +128,7 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
     };
     const workers = await WorkerPool.start({
       shardCount: layout.shardCount,
-      task: { control, pool: memory.pool, waker, fault: options.fault },
+      task: { control, pool: memory.pool, waker, retireMs: options.retireMs, fault: options.fault },
       nixlLibraryOf: (worker) =>
         moversOf(layout.shardCount).includes(worker) ? library?.libraryPath : undefined,
       stop: (worker) => {

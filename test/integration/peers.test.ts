@@ -1,0 +1,281 @@
+// Two and three real peers, every mode, over ZeroMQ and NIXL, with every byte verified.
+
+import { expect, test } from 'vitest';
+
+import type { Peer } from '../../src/main/peer.js';
+import { testKeys } from '../fixtures/keys.js';
+import { named, startPeer } from '../fixtures/local-peers.js';
+import { eventually } from '../fixtures/remote-peer.js';
+
+/** Loads with poisoned slots and verifies what came. */
+async function pull(
+  peer: Peer,
+  request: ReturnType<Peer['open']>,
+  first: number,
+  count: number,
+): Promise<{ present: number; pulled: number }> {
+  const load = await request.load(testKeys(first, count), { poison: true });
+  expect(await peer.content.verify(load)).toBe(0);
+  const result = { present: load.presentCount, pulled: load.pulledCount };
+  load.release();
+  return result;
+}
+
+async function atRest(...peers: Peer[]): Promise<void> {
+  for (const peer of peers) {
+    await eventually(
+      () => Promise.resolve(peer.stats()),
+      ({ pins, leases, slots }) =>
+        pins === 0 && leases === 0 && slots.writing === 0 && slots.quarantined === 0,
+    );
+  }
+}
+
+test('remote_kv_source: all hit, none hit, some hit; one lookup, the leading hits pulled and verified', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 100));
+  for (const { first, count, hits } of [
+    { first: 0, count: 100, hits: 100 },
+    { first: 1000, count: 10, hits: 0 },
+    { first: 90, count: 20, hits: 10 },
+  ]) {
+    const request = b.open({ remote_kv_source: named(a, `source-${first}`) });
+    const found = await request.lookup(testKeys(first, count));
+    expect(found.leadingCount).toBe(hits);
+    // Blocks 90 to 99 came with the first round and are here already.
+    const { present, pulled } = await pull(b, request, first, found.leadingCount);
+    expect(present).toBe(hits);
+    expect(pulled).toBe(first === 0 ? 100 : 0);
+    request.finish();
+  }
+  await atRest(a, b);
+  expect(b.stats().bytesPulled).toBe(100 * 4096);
+  expect(a.stats().bytesServed).toBe(100 * 4096);
+});
+
+test('a block that was pulled is served on to a third peer', async () => {
+  const [a, b, c] = [await startPeer(), await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 20));
+  const first = b.open({ remote_kv_source: named(a, 'hop-1') });
+  await first.lookup(testKeys(0, 20));
+  expect(await pull(b, first, 0, 20)).toEqual({ present: 20, pulled: 20 });
+  const second = c.open({ remote_kv_source: named(b, 'hop-2') });
+  await second.lookup(testKeys(0, 20));
+  expect(await pull(c, second, 0, 20)).toEqual({ present: 20, pulled: 20 });
+  first.finish();
+  second.finish();
+  await atRest(a, b, c);
+});
+
+test('both peers pull from each other at once over one session', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 200));
+  await b.content.storeFilled(testKeys(1000, 200));
+  const toB = b.open({ remote_kv_source: named(a, 'to-b') });
+  const toA = a.open({ remote_kv_source: named(b, 'to-a') });
+  await Promise.all([toB.lookup(testKeys(0, 200)), toA.lookup(testKeys(1000, 200))]);
+  const results = await Promise.all([pull(b, toB, 0, 200), pull(a, toA, 1000, 200)]);
+  expect(results).toEqual([
+    { present: 200, pulled: 200 },
+    { present: 200, pulled: 200 },
+  ]);
+  expect(a.stats().sessions.ready).toBe(1);
+  expect(b.stats().sessions.ready).toBe(1);
+  toA.finish();
+  toB.finish();
+  await atRest(a, b);
+});
+
+test('prefill and decode: the fetch comes before the blocks are stored, in several batches', async () => {
+  const [prefiller, decoder] = [await startPeer(), await startPeer()];
+  const prefill = prefiller.open({ remote_decoder: { kv_request_id: 'pd-1' } });
+  const decode = decoder.open({ remote_prefiller: named(prefiller, 'pd-1') });
+  expect((await decode.lookup(testKeys(0, 20))).leadingCount).toBe(20);
+  const pulling = pull(decoder, decode, 0, 20);
+  await prefill.storeFilled(testKeys(0, 5));
+  await prefill.storeFilled(testKeys(5, 15));
+  prefill.finish();
+  expect(await pulling).toEqual({ present: 20, pulled: 20 });
+  decode.finish();
+  await atRest(prefiller, decoder);
+});
+
+test('prefill and decode: the blocks are stored and the prefill is over before the fetch comes', async () => {
+  const [prefiller, decoder] = [await startPeer(), await startPeer()];
+  const prefill = prefiller.open({ remote_decoder: { kv_request_id: 'pd-2' } });
+  await prefill.storeFilled(testKeys(0, 20));
+  prefill.finish();
+  expect(prefiller.stats().pins).toBe(20);
+  const decode = decoder.open({ remote_prefiller: named(prefiller, 'pd-2') });
+  expect(await pull(decoder, decode, 0, 20)).toEqual({ present: 20, pulled: 20 });
+  decode.finish();
+  await atRest(prefiller, decoder);
+});
+
+test('prefill and decode: a prefill that ends with fewer blocks fails the demand at once', async () => {
+  const [prefiller, decoder] = [await startPeer({ unclaimedStoreMs: 300 }), await startPeer()];
+  const prefill = prefiller.open({ remote_decoder: { kv_request_id: 'pd-3' } });
+  const decode = decoder.open({ remote_prefiller: named(prefiller, 'pd-3') });
+  const pulling = pull(decoder, decode, 0, 20);
+  await prefill.storeFilled(testKeys(0, 10));
+  prefill.finish();
+  const result = await pulling;
+  expect(result.present).toBe(0);
+  decode.finish();
+  await atRest(prefiller, decoder);
+});
+
+test('stored blocks that nobody fetches are released after unclaimedStoreMs', async () => {
+  const peer = await startPeer({ unclaimedStoreMs: 100 });
+  const prefill = peer.open({ remote_decoder: { kv_request_id: 'nobody' } });
+  await prefill.storeFilled(testKeys(0, 10));
+  prefill.finish();
+  expect(peer.stats().pins).toBe(10);
+  await atRest(peer);
+});
+
+test('the legal pair: pulls from a source and holds for a decoder, and finishing ends both ids', async () => {
+  const [source, middle, decoder] = [await startPeer(), await startPeer(), await startPeer()];
+  await source.content.storeFilled(testKeys(0, 30));
+  const request = middle.open({
+    remote_kv_source: named(source, 'pair-source'),
+    remote_decoder: { kv_request_id: 'pair-decoder' },
+  });
+  expect((await request.lookup(testKeys(0, 40))).leadingCount).toBe(30);
+  expect(await pull(middle, request, 0, 30)).toEqual({ present: 30, pulled: 30 });
+  // The blocks that are READY already count as stored by the request.
+  expect(await request.storeFilled(testKeys(0, 40))).toEqual({
+    storedCount: 10,
+    presentCount: 30,
+    notStoredCount: 0,
+  });
+  request.finish();
+  const decode = decoder.open({ remote_prefiller: named(middle, 'pair-decoder') });
+  expect(await pull(decoder, decode, 0, 40)).toEqual({ present: 40, pulled: 40 });
+  decode.finish();
+  await atRest(source, middle, decoder);
+});
+
+test('requests for the same blocks at once: one pulls, the others join', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 50));
+  const requests = [0, 1, 2, 3].map((i) => b.open({ remote_kv_source: named(a, `join-${i}`) }));
+  await Promise.all(requests.map((request) => request.lookup(testKeys(0, 50))));
+  const results = await Promise.all(requests.map((request) => pull(b, request, 0, 50)));
+  expect(results.map(({ present }) => present)).toEqual([50, 50, 50, 50]);
+  expect(results.reduce((sum, { pulled }) => sum + pulled, 0)).toBe(50);
+  expect(b.stats().bytesPulled).toBe(50 * 4096);
+  for (const request of requests) request.finish();
+  await atRest(a, b);
+});
+
+test('a lookup that is not followed by a load leaves nothing pinned once the request is finished', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 50));
+  const request = b.open({ remote_kv_source: named(a, 'probe-only') });
+  await request.lookup(testKeys(0, 50));
+  expect(a.stats().pins).toBe(50);
+  request.finish();
+  await atRest(a, b);
+});
+
+test('small pools evict and stay correct: every pulled byte verified, nothing pinned at the end', async () => {
+  const small = { poolBytes: 128 * 4096, peerPinShare: 0.5 };
+  const [a, b] = [await startPeer(small), await startPeer(small)];
+  for (let round = 0; round < 10; round++) {
+    await a.content.storeFilled(testKeys(round * 60, 60));
+    const request = b.open({ remote_kv_source: named(a, `small-${round}`) });
+    const hits = await request.lookup(testKeys(round * 60, 60));
+    expect(hits.leadingCount).toBe(60);
+    expect((await pull(b, request, round * 60, 60)).present).toBe(60);
+    request.finish();
+  }
+  expect(a.stats().evictions).toBeGreaterThan(0);
+  expect(b.stats().evictions).toBeGreaterThan(0);
+  await atRest(a, b);
+});
+
+test('blocks of other bytes per block are refused on both sides within a second', async () => {
+  const [a, b] = [await startPeer(), await startPeer({ blockBytes: 8192 })];
+  await a.content.storeFilled(testKeys(0, 5));
+  const request = b.open({ remote_kv_source: named(a, 'mismatch') });
+  const startedMs = performance.now();
+  const hits = await request.lookup(testKeys(0, 5));
+  expect(performance.now() - startedMs).toBeLessThan(1000);
+  expect(hits.hitCount).toBe(0);
+  request.finish();
+  for (const peer of [a, b]) {
+    expect(await peer.metrics.metrics()).toMatch(/kvpeer_rejections_total\{reason="mismatch_block_len"\} 1/);
+  }
+});
+
+test('a peer that is not there costs a miss, at once, and the next lookup too while it is left alone', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  const gone = named(a, 'gone');
+  await a.close({ drainMs: 0 });
+  const request = b.open({ remote_kv_source: gone });
+  expect((await request.lookup(testKeys(0, 5))).hitCount).toBe(0);
+  expect((await request.lookup(testKeys(5, 5))).hitCount).toBe(0);
+  request.finish();
+  await atRest(b);
+});
+
+test('without a data plane lookups work and loads end as misses', async () => {
+  const none = { dataPlane: 'none' } as const;
+  const [a, b] = [await startPeer(none), await startPeer(none)];
+  await a.content.storeFilled(testKeys(0, 10));
+  const request = b.open({ remote_kv_source: named(a, 'none') });
+  expect((await request.lookup(testKeys(0, 10))).leadingCount).toBe(10);
+  expect(await pull(b, request, 0, 10)).toEqual({ present: 0, pulled: 0 });
+  request.finish();
+  await atRest(a, b);
+});
+
+test('the step-driven tier: lookup per key, one message per step, load, store, each job finished once', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 10));
+  const { tier } = b;
+  tier.onNewRequest({ requestId: 'r1', kvTransferParams: { remote_kv_source: named(a, 'step-1') } });
+  const keys = Array.from({ length: 12 }, (_, i) => testKeys(i, 1));
+  expect(keys.map((key) => tier.lookup(key, 'r1'))).toEqual(keys.map(() => null));
+  tier.onScheduleEnd();
+  const answers = await eventually(
+    () => Promise.resolve(keys.map((key) => tier.lookup(key, 'r1'))),
+    (list) => !list.includes(null),
+  );
+  expect(answers).toEqual(keys.map((_, i) => i < 10));
+  tier.submitLoad({ jobId: 1, requestId: 'r1', keys: testKeys(0, 10) });
+  tier.submitStore({ jobId: 2, requestId: 'r1', keys: testKeys(10, 2), blocks: Buffer.alloc(2 * 4096, 1) });
+  const finished = await eventually(
+    () => Promise.resolve(collected.push(...tier.getFinished()) && collected.length),
+    (count) => count === 2,
+  );
+  expect(finished).toBe(2);
+  expect(
+    collected.map(({ jobId, success }) => ({ jobId, success })).sort((x, y) => x.jobId - y.jobId),
+  ).toEqual([
+    { jobId: 1, success: true },
+    { jobId: 2, success: true },
+  ]);
+  tier.releaseJob(1);
+  tier.onRequestFinished('r1');
+  await atRest(a, b);
+});
+
+const collected: { readonly jobId: number; readonly success: boolean }[] = [];
+
+test('an illegal combination is rejected where the request enters, with both keys named', async () => {
+  const peer = await startPeer({ dataPlane: 'none' });
+  const other = { kv_request_id: 'x', remote_host: '127.0.0.1', remote_port: 1 };
+  for (const params of [
+    { remote_prefiller: other, remote_decoder: { kv_request_id: 'y' } },
+    { remote_prefiller: other, remote_kv_source: { ...other, kv_request_id: 'y' } },
+  ]) {
+    expect(() => peer.open(params)).toThrow(
+      expect.objectContaining({
+        code: 'KVPEER_INVALID_PARAMS',
+        message: expect.stringMatching(/remote_prefiller/) as string,
+      }),
+    );
+  }
+});

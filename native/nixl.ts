@@ -11,6 +11,9 @@ export type SendAgentHandle = number & { readonly [brand]: 'SendAgentHandle' };
 /** A peer whose metadata one send agent has loaded; valid with that agent only. */
 export type NixlPeerHandle = number & { readonly [brand]: 'NixlPeerHandle' };
 
+/** What had arrived and not been read at some moment. Empty: nothing. */
+export type Arrivals = Float64Array & { readonly [brand]: 'Arrivals' };
+
 /** The agent that peers write through. Its metadata goes into `connect`. */
 export interface ReceiveAgent {
   readonly handle: ReceiveAgentHandle;
@@ -147,18 +150,20 @@ export interface Nixl extends NixlSender {
   /** Once it resolves no TCP write of a peer lands through this agent any more, also not one that was half way. */
   destroyReceiveAgent(agent: ReceiveAgentHandle): Promise<void>;
   /**
-   * Bytes of peers' TCP writes that have arrived in this host's kernel but not yet in the pool. A write that its producer
-   * has stopped is over for good when this has been 0: what a process that stood still has in its receive buffers lands
-   * once it continues, and it may handle the producer's message first. About 0.1 ms, it walks the process's descriptors.
+   * Peers' TCP writes that have arrived in this host's kernel but not yet in the pool: for haveBeenRead(). About 0.1 ms,
+   * it walks the process's descriptors.
    */
-  unreadBytes(agent: ReceiveAgentHandle): number;
+  waitingArrivals(agent: ReceiveAgentHandle): Arrivals;
+  /** Whether all of them have been read (or dropped with their connection) by now. */
+  haveBeenRead(arrivals: Arrivals): boolean;
 }
 
 interface NixlAddon {
   readonly nixlLoad: Nixl['load'];
   readonly nixlCreateReceiveAgent: Nixl['createReceiveAgent'];
   readonly nixlDestroyReceiveAgent: Nixl['destroyReceiveAgent'];
-  readonly nixlUnreadBytes: Nixl['unreadBytes'];
+  readonly nixlWaitingArrivals: Nixl['waitingArrivals'];
+  readonly nixlHaveBeenRead: Nixl['haveBeenRead'];
   readonly nixlCreateSendAgent: Nixl['createSendAgent'];
   readonly nixlDestroySendAgent: Nixl['destroySendAgent'];
   readonly nixlAddPeer: Nixl['addPeer'];
@@ -189,7 +194,8 @@ function wrap(addon: NixlAddon): Nixl {
     load: addon.nixlLoad,
     createReceiveAgent: addon.nixlCreateReceiveAgent,
     destroyReceiveAgent: addon.nixlDestroyReceiveAgent,
-    unreadBytes: addon.nixlUnreadBytes,
+    waitingArrivals: addon.nixlWaitingArrivals,
+    haveBeenRead: addon.nixlHaveBeenRead,
     createSendAgent: addon.nixlCreateSendAgent,
     destroySendAgent: addon.nixlDestroySendAgent,
     addPeer: addon.nixlAddPeer,

@@ -196,15 +196,49 @@ napi_value destroyReceiveAgent(napi_env env, napi_callback_info info) {
   return queueWork(env, "nixlDestroyReceiveAgent", std::move(work));
 }
 
-// nixlUnreadBytes(handle)
-napi_value receiveBacklog(napi_env env, napi_callback_info info) {
-  Arguments<1> args(env, info, "nixlUnreadBytes");
+// nixlWaitingArrivals(handle) -> Float64Array of [descriptor, inode, received bytes] for each connection
+napi_value waitingArrivalsOf(napi_env env, napi_callback_info info) {
+  Arguments<1> args(env, info, "nixlWaitingArrivals");
   const uint32_t handle = args.uint32(0, "handle");
   if (!args.ok()) return nullptr;
   const auto& agents = envState(env)->agents->receive;
   const auto found = agents.find(handle);
-  if (found == agents.end()) return throwError(env, "nixlUnreadBytes: no such receive agent in this thread");
-  return toNumber(env, static_cast<double>(unreadBytes(found->second->metadata())));
+  if (found == agents.end()) return throwError(env, "nixlWaitingArrivals: no such receive agent in this thread");
+  const std::vector<Arrival> arrivals = waitingArrivals(found->second->metadata());
+  void* data = nullptr;
+  napi_value buffer = nullptr;
+  napi_value result = nullptr;
+  napi_create_arraybuffer(env, arrivals.size() * 3 * sizeof(double), &data, &buffer);
+  auto* numbers = static_cast<double*>(data);
+  for (const Arrival& arrival : arrivals) {
+    *numbers++ = arrival.fd;
+    *numbers++ = static_cast<double>(arrival.inode);
+    *numbers++ = static_cast<double>(arrival.receivedBytes);
+  }
+  napi_create_typedarray(env, napi_float64_array, arrivals.size() * 3, buffer, 0, &result);
+  return result;
+}
+
+// nixlHaveBeenRead(arrivals)
+napi_value haveBeenRead(napi_env env, napi_callback_info info) {
+  Arguments<1> args(env, info, "nixlHaveBeenRead");
+  size_t length = 0;
+  auto* numbers = static_cast<const double*>(args.typedArray(0, "arrivals", napi_float64_array, &length));
+  if (!args.ok()) return nullptr;
+  bool isOver = true;
+  for (size_t index = 0; index + 2 < length; index += 3) {
+    for (size_t i = index; i < index + 3; ++i) {
+      if (!(numbers[i] >= 0 && numbers[i] < static_cast<double>(kMaxSafeInteger))) {
+        return throwError(env, "nixlHaveBeenRead: not the arrivals of nixlWaitingArrivals");
+      }
+    }
+    const Arrival arrival{static_cast<int>(std::min(numbers[index], static_cast<double>(INT32_MAX))),
+                          static_cast<uint64_t>(numbers[index + 1]), static_cast<uint64_t>(numbers[index + 2])};
+    isOver = isOver && hasBeenRead(arrival);
+  }
+  napi_value result = nullptr;
+  napi_get_boolean(env, isOver, &result);
+  return result;
 }
 
 // nixlCreateSendAgent(pool, numBlocks, blockBytes) -> handle; about 30 ms, on the calling thread.
@@ -380,7 +414,8 @@ void registerNixl(napi_env env, napi_value exports) {
   exportFunction(env, exports, "nixlLoad", load);
   exportFunction(env, exports, "nixlCreateReceiveAgent", createReceiveAgent);
   exportFunction(env, exports, "nixlDestroyReceiveAgent", destroyReceiveAgent);
-  exportFunction(env, exports, "nixlUnreadBytes", receiveBacklog);
+  exportFunction(env, exports, "nixlWaitingArrivals", waitingArrivalsOf);
+  exportFunction(env, exports, "nixlHaveBeenRead", haveBeenRead);
   exportFunction(env, exports, "nixlCreateSendAgent", createSendAgent);
   exportFunction(env, exports, "nixlDestroySendAgent", destroySendAgent);
   exportFunction(env, exports, "nixlAddPeer", addPeer);

@@ -4,9 +4,12 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
+// The kernel's own header: glibc's tcp_info ends before the byte counts.
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <string_view>
@@ -52,6 +55,31 @@ void forEachDescriptor(Visit visit) {
   closedir(directory);
 }
 
+struct Traffic {
+  bool isConnection = false;
+  uint64_t inode = 0;
+  uint64_t receivedBytes = 0;
+  uint64_t unreadBytes = 0;
+};
+
+Traffic trafficOf(int fd) {
+  Traffic traffic;
+  struct stat status = {};
+  int unread = 0;
+  tcp_info info = {};
+  socklen_t length = sizeof info;
+  // Received first: what arrives in between counts as unread only, never as read. FIONREAD fails for a listening socket.
+  if (fstat(fd, &status) != 0 || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      ioctl(fd, FIONREAD, &unread) != 0) {
+    return traffic;
+  }
+  traffic.isConnection = true;
+  traffic.inode = status.st_ino;
+  traffic.receivedBytes = info.tcpi_bytes_received;
+  traffic.unreadBytes = static_cast<uint64_t>(unread);
+  return traffic;
+}
+
 }  // namespace
 
 size_t resetOnClose(const std::string& metadata) {
@@ -68,19 +96,25 @@ size_t resetOnClose(const std::string& metadata) {
   return found;
 }
 
-uint64_t unreadBytes(const std::string& metadata) {
-  uint64_t sum = 0;
+std::vector<Arrival> waitingArrivals(const std::string& metadata) {
+  std::vector<Arrival> arrivals;
   forEachDescriptor([&](int fd) {
     sockaddr_storage local = {};
     socklen_t length = sizeof local;
     // Not the remote side: a connection that was reset has none any more, but what it received can still be read.
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) return;
-    if (!isPortNamed(metadata, local)) return;
-    int unread = 0;
-    // Fails for the listening socket.
-    if (ioctl(fd, FIONREAD, &unread) == 0 && unread > 0) sum += static_cast<uint64_t>(unread);
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0 || !isPortNamed(metadata, local)) return;
+    const Traffic traffic = trafficOf(fd);
+    if (traffic.isConnection && traffic.unreadBytes > 0) {
+      arrivals.push_back({fd, traffic.inode, traffic.receivedBytes});
+    }
   });
-  return sum;
+  return arrivals;
+}
+
+bool hasBeenRead(const Arrival& arrival) {
+  const Traffic traffic = trafficOf(arrival.fd);
+  if (!traffic.isConnection || traffic.inode != arrival.inode) return true;
+  return traffic.receivedBytes >= arrival.receivedBytes + traffic.unreadBytes;
 }
 
 }  // namespace kvpeer

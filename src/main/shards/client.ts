@@ -42,6 +42,8 @@ export interface ShardsClientOptions {
   readonly queueMs: number;
   readonly maxWaitingCount: number;
   readonly onTrouble: (text: string) => void;
+  /** Delays what makes slots free that remote writes could reach (default: at once). See LandingGate. */
+  readonly whenLanded?: (then: () => void) => void;
 }
 
 /** See shard-client.ts for the contract. Nothing here depends on how many keys a list has, but for one copy of its bytes. */
@@ -353,6 +355,7 @@ export class ShardsClient implements ShardClient {
       set.isBusy = false;
       done(failure);
     };
+    const isFreeing = opcode === Opcode.Unquarantine || (opcode === Opcode.Abandon && flags === 0);
     if (owners === 0) {
       queueMicrotask(() => {
         finish(undefined);
@@ -365,9 +368,13 @@ export class ShardsClient implements ShardClient {
       this.submitOn(set, opcode, 0, owners, 'repeat', finish);
       return true;
     };
-    this.inFlight.whenRoom(attempt, 'must', (reason) => {
-      finish(failureOf(reason));
-    });
+    const submit = (): void => {
+      this.inFlight.whenRoom(attempt, 'must', (reason) => {
+        finish(failureOf(reason));
+      });
+    };
+    if (isFreeing && this.options.whenLanded !== undefined) this.options.whenLanded(submit);
+    else submit();
   }
 
   private submitOn(

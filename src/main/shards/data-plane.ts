@@ -1,7 +1,7 @@
 // The receive agent: what remote peers write through. Owned by main, made before the workers start.
 
 import type { PoolHandle } from '../../../native/index.js';
-import type { ReceiveAgent } from '../../../native/nixl.js';
+import type { Arrivals, ReceiveAgent } from '../../../native/nixl.js';
 import { loadNixl } from '../../../native/nixl.js';
 import { resolveNixl } from '../../shared/nixl-dir.js';
 import { applyNixlEnvironment } from '../../shared/nixl-environment.js';
@@ -14,6 +14,9 @@ const NO_METADATA = Buffer.from('none');
 
 export interface OwnedDataPlane extends DataPlane {
   readonly status: DataPlaneStatus;
+  /** See LandingGate; undefined while there is no receive agent. */
+  waitingArrivals(): Arrivals | undefined;
+  haveBeenRead(arrivals: Arrivals): boolean;
   /** Destroys the receive agent; the pool may be unmapped afterwards. Idempotent. */
   close(): Promise<void>;
 }
@@ -53,6 +56,8 @@ export function noDataPlane(): OwnedDataPlane {
     baseAddr: 0,
     offersCma: false,
     metadata: () => NO_METADATA,
+    waitingArrivals: () => undefined,
+    haveBeenRead: () => true,
     recycle: () => Promise.resolve(),
     close: () => Promise.resolve(),
   };
@@ -85,9 +90,12 @@ export async function startDataPlane(
     baseAddr: agent.baseAddr,
     offersCma: offersCma(process.env.UCX_TLS),
     metadata: () => metadata,
+    waitingArrivals: () => agent && nixl.waitingArrivals(agent.handle),
+    haveBeenRead: (arrivals) => nixl.haveBeenRead(arrivals),
     recycle: async () => {
-      if (agent) await nixl.destroyReceiveAgent(agent.handle);
+      const last = agent;
       agent = undefined;
+      if (last) await nixl.destroyReceiveAgent(last.handle);
       agent = await create();
       metadata = Buffer.from(agent.metadata);
     },

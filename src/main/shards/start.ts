@@ -16,6 +16,7 @@ import { KvpeerError } from '../errors.js';
 import type { RingDepth } from '../observe/metrics.js';
 import { ShardsClient } from './client.js';
 import { noDataPlane, prepareNixl, startDataPlane } from './data-plane.js';
+import { LandingGate } from './landing.js';
 import { type MemoryOptions, type NodeMemory, mapMemory } from './memory.js';
 import { WorkerPool } from './pool.js';
 import type { RunningShards } from './running-shards.js';
@@ -91,6 +92,11 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
         ? noDataPlane()
         : await startDataPlane(library, poolHandle, layout.numBlocks, layout.blockBytes);
     undo.push(() => dataPlane.close());
+    const landing = new LandingGate({
+      waitingArrivals: () => dataPlane.waitingArrivals(),
+      haveBeenRead: (arrivals) => dataPlane.haveBeenRead(arrivals),
+      after: (ms, callback) => void setTimeout(callback, ms),
+    });
     const client = new ShardsClient({
       control,
       layout,
@@ -102,6 +108,13 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
         native.dropBuffer(token);
       },
       movers: library === undefined ? [] : moversOf(layout.shardCount),
+      ...(library === undefined
+        ? {}
+        : {
+            whenLanded: (then: () => void) => {
+              landing.whenLanded(then);
+            },
+          }),
       queueMs: options.queueMs,
       maxWaitingCount: MAX_WAITING,
       onTrouble: (text) => {
@@ -162,6 +175,7 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
     });
     undo.push(async () => {
       await workers.close();
+      landing.close();
       client.close();
     });
     if (memory.isAdopted) {

@@ -289,7 +289,11 @@ describe('the hard stop', () => {
     endAll(2);
     expect(sender.destroyedAgents).toEqual([1]);
     expect(log).toEqual(['20 done 4 0', '21 done 4 0', '10 stopped 0 1', 'stopped 1']);
-    expect(mover.counters).toEqual({ cutRequestCount: 1, repostedRequestCount: 0, retiredAgentCount: 1 });
+    expect(mover.counters).toMatchObject({
+      cutRequestCount: 1,
+      repostedRequestCount: 0,
+      retiredAgentCount: 1,
+    });
   });
 
   test('cuts a healthy write after a second and posts it once more on the new agent', () => {

@@ -20,6 +20,7 @@ export { buildParams, canonicalParams, formatIssue, parseParams } from './params
 export type { KvTransferParams, ParamsIssue } from './params/index.js';
 export { Peer } from './peer.js';
 export type {
+  Connection,
   Hits,
   Load,
   PackedKeys,

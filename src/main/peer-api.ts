@@ -59,6 +59,12 @@ export interface StoreResult {
   readonly notStoredCount: number;
 }
 
+/** The end of a handshake. */
+export type Connection =
+  | { readonly isReady: true }
+  /** Why there is no session: `refused`, `handshake-timeout`, `mismatch` and the like; the log has the details. */
+  | { readonly isReady: false; readonly reason: string };
+
 /** One engine request. Not safe for concurrent load() of the same keys; lookups and loads of different keys may overlap. */
 export interface PeerRequest {
   /** The consumer id (remote_prefiller or remote_kv_source), allocated when it was absent. */
@@ -117,6 +123,8 @@ export interface PeerApi {
   };
   /** @throws KVPEER_INVALID_PARAMS on an illegal combination, naming the keys. */
   open(kvTransferParams?: unknown): PeerRequest;
+  /** Shakes hands with a peer (`host:port`) ahead of the requests that will name it. Never rejects for the peer's sake. */
+  connect(address: string): Promise<Connection>;
   store(keys: PackedKeys, blocks: Uint8Array): Promise<StoreResult>;
   reserve(keys: PackedKeys): Promise<Reservation>;
   /** Keeps blocks regardless of eviction. */

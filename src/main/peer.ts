@@ -17,6 +17,7 @@ import type { PeerOptions, ResolvedOptions } from './options.js';
 import { validateOptions } from './options.js';
 import { allocateIds, parseParamsOrThrow } from './params/index.js';
 import type {
+  Connection,
   ContentTools,
   Hits,
   PackedKeys,
@@ -144,6 +145,15 @@ export class Peer implements PeerApi {
     );
     this.#requests.add(request);
     return request;
+  }
+
+  connect(address: string): Promise<Connection> {
+    this.#assertOpen();
+    return new Promise((resolve) => {
+      this.#node.sessions.whenReady(address, (failure) => {
+        resolve(failure === undefined ? { isReady: true } : { isReady: false, reason: failure });
+      });
+    });
   }
 
   store(keys: PackedKeys, blocks: Uint8Array): Promise<StoreResult> {

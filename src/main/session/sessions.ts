@@ -54,6 +54,8 @@ export class Sessions {
   readonly #live = new Map<string, Session>();
   readonly #draining = new Map<string, Set<Session>>();
   readonly #waiting = new Map<string, Waiting>();
+  /** Callers of whenReady(), by the session whose handshake runs. */
+  readonly #handshakes = new Map<Session, ((failure: Refusal | EndCause | undefined) => void)[]>();
   #isClosed = false;
   #isPaused = false;
   #onEmpty: (() => void)[] = [];
@@ -104,6 +106,21 @@ export class Sessions {
     const refusal = this.#refusal(address);
     if (refusal) done(refusal);
     else this.#begin(address, undefined, done);
+  }
+
+  /** Calls back when the session with a peer is ready, or with the reason why there will be none. */
+  whenReady(address: string, done: (failure: Refusal | EndCause | undefined) => void): void {
+    this.acquire(address, (session) => {
+      if (typeof session === 'string') done(session);
+      else if (session.isReady) done(undefined);
+      else this.#handshakes.set(session, [...(this.#handshakes.get(session) ?? []), done]);
+    });
+  }
+
+  #endHandshake(session: Session, failure: EndCause | undefined): void {
+    const callbacks = this.#handshakes.get(session) ?? [];
+    this.#handshakes.delete(session);
+    for (const callback of callbacks) callback(failure);
   }
 
   /** A message that the scanner accepted. */
@@ -271,6 +288,7 @@ export class Sessions {
           { peer: session.address, kvpeer: session.remote?.isKvpeer === true },
           'session ready',
         );
+        this.#endHandshake(session, undefined);
       },
       onMismatch: (session, mismatch) => {
         this.#onMismatch(session, mismatch);
@@ -311,6 +329,7 @@ export class Sessions {
       ? this.#backoff.onFault(session.address, this.#environment.now())
       : 0;
     this.#options.log.info({ peer: session.address, cause, backoffMs: waitMs }, 'session ended');
+    this.#endHandshake(session, cause);
   }
 
   #onGone(session: Session): void {

@@ -42,7 +42,7 @@ export function identityFlags(
   const texts = { host: '127.0.0.1', port: 'a free port', logLevel: 'warn', ...defaults };
   return FLAGS.map((name) => {
     const { help, placeholder = 'VALUE' } = OPTION_TABLE[name];
-    const text = name in texts ? texts[name as keyof typeof texts] : defaultTextOf(name);
+    const text = name in texts ? texts[name] : defaultTextOf(name);
     return new Option(`${flagOf(name)} <${placeholder.toLowerCase()}>`, `${help} (default: ${text})`);
   });
 }

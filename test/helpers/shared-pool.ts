@@ -27,6 +27,13 @@ export interface SharedPoolOptions {
   readonly seed?: bigint;
 }
 
+/** The memory of a SharedPool made in another thread, and the part of the arena this thread may use. */
+export interface SharedMemory {
+  readonly control: SharedArrayBuffer;
+  readonly pool: SharedArrayBuffer;
+  readonly arenaStart: number;
+}
+
 export interface ExtentOptions {
   /** One key per position. */
   readonly keys: readonly Uint8Array[];
@@ -57,10 +64,11 @@ export class SharedPool {
   readonly controlHandle: ControlHandle;
   readonly poolHandle: PoolHandle;
   readonly table: SlotTable;
+  readonly #arenaStart: number;
   #arenaEnd: number;
   #nextSlots: number[];
 
-  constructor(options: SharedPoolOptions = {}) {
+  constructor(options: SharedPoolOptions = {}, shared?: SharedMemory) {
     this.native = loadNative();
     this.layout = computeLayout({
       numBlocks: options.numBlocks ?? 64,
@@ -72,13 +80,17 @@ export class SharedPool {
     });
     const map = (bytes: number): SharedArrayBuffer =>
       this.native.mapAnonymous({ bytes, huge: false, lock: false }).buffer;
-    this.control = map(this.layout.controlBytes);
-    this.pool = map(this.layout.poolBytes);
-    writeHeader(this.control, this.layout, { seed: options.seed ?? 0x1234_5678_9abc_def0n, incarnation: 1n });
+    this.control = shared?.control ?? map(this.layout.controlBytes);
+    this.pool = shared?.pool ?? map(this.layout.poolBytes);
+    if (shared === undefined) {
+      const seed = options.seed ?? 0x1234_5678_9abc_def0n;
+      writeHeader(this.control, this.layout, { seed, incarnation: 1n });
+    }
     this.controlHandle = this.native.attachControl(this.control);
     this.poolHandle = this.native.attachPool(this.pool, this.controlHandle);
     this.table = new SlotTable(this.control, this.layout);
-    this.#arenaEnd = this.layout.arenaOffset;
+    this.#arenaStart = shared?.arenaStart ?? this.layout.arenaOffset;
+    this.#arenaEnd = this.#arenaStart;
     this.#nextSlots = Array.from({ length: this.layout.shardCount }, (_, shard) =>
       firstSlotOfShard(this.layout, shard),
     );
@@ -91,7 +103,7 @@ export class SharedPool {
 
   /** Forgets all extents. */
   resetArena(): void {
-    this.#arenaEnd = this.layout.arenaOffset;
+    this.#arenaEnd = this.#arenaStart;
   }
 
   placeOf(key: Uint8Array): KeyPlace {

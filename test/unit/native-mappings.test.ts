@@ -1,18 +1,28 @@
 // Mappings as SharedArrayBuffers: alignment, files, prefaulting, and what keeps them mapped.
 
 import { existsSync, readFileSync, statSync, unlinkSync } from 'node:fs';
-import { afterEach, describe, expect, test } from 'vitest';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import type { ControlHandle } from '../../native/index.js';
 import { loadNative } from '../../native/index.js';
-import { SharedPool } from '../helpers/shared-pool.js';
+import { computeLayout, writeHeader } from '../../src/shared/layout.js';
 
 const native = loadNative();
-const path = `/dev/shm/kvpeer-test-${process.pid}`;
+// Another file for every test: mappings of the ones before may not have been collected yet.
+let testCount = 0;
+let path = '';
+
+beforeEach(() => {
+  testCount += 1;
+  path = `/dev/shm/kvpeer-test-${process.pid}-${testCount}-`;
+});
 
 afterEach(() => {
   if (existsSync(path)) unlinkSync(path);
 });
 
-/** Mappings of this process that end with the name, or are anonymous of this size, as /proc/self/maps lists them. */
+/** Mappings of the file in this process, as /proc/self/maps lists them. */
 function mapsOfPath(): string[] {
   return readFileSync('/proc/self/maps', 'utf8')
     .split('\n')
@@ -71,13 +81,48 @@ describe('touch', () => {
   });
 });
 
-describe('attached memory', () => {
-  test('is detached once, and its handle is dead afterwards', () => {
-    const { poolHandle, controlHandle } = new SharedPool();
-    native.detach(poolHandle);
-    native.detach(controlHandle);
+describe('memory', () => {
+  setFlagsFromString('--expose-gc');
+  const collectGarbage = runInNewContext('gc') as () => void;
+  const layout = computeLayout({
+    numBlocks: 4,
+    blockBytes: 4096,
+    keyBytes: 36,
+    shardCount: 1,
+    arenaBytes: 4096,
+  });
+
+  /** A control mapping whose buffer nobody holds any more when this returns. */
+  function attachAndForget(): ControlHandle {
+    const options = { bytes: layout.controlBytes, huge: false, lock: false, create: true };
+    const { buffer } = native.mapFile(path, options);
+    writeHeader(buffer, layout, { seed: 1n, incarnation: 1n });
+    return native.attachControl(buffer);
+  }
+
+  test('is unmapped once its buffer is collected', async () => {
+    (() => native.mapFile(path, { bytes: 4096, huge: false, lock: false, create: true }))();
+    expect(mapsOfPath()).toHaveLength(1);
+    await vi.waitFor(() => {
+      collectGarbage();
+      expect(mapsOfPath()).toHaveLength(0);
+    });
+  });
+
+  test('stays mapped while it is attached, also when its buffer is gone, and goes with detach', async () => {
+    const handle = attachAndForget();
+    for (let round = 0; round < 5; round++) {
+      collectGarbage();
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    expect(mapsOfPath()).toHaveLength(1);
+    native.detach(handle);
+    await vi.waitFor(() => {
+      collectGarbage();
+      expect(mapsOfPath()).toHaveLength(0);
+    });
     expect(() => {
-      native.detach(poolHandle);
+      native.detach(handle);
     }).toThrow(/no such mapping/);
   });
 });

@@ -64,7 +64,7 @@ export class Leases {
   }
 
   onLookup(round: Round): void {
-    this.#deadlines.delete(round);
+    if (round.sets.length > 0) this.#deadlines.delete(round);
   }
 
   /** Hands the sets of a round over; the new owner gives them back. */

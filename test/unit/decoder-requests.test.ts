@@ -4,6 +4,7 @@ import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { Deadlines } from '../../src/main/session/deadlines.js';
 import { NodePinBudget } from '../../src/main/session/pin-budget.js';
+import type { PinReservation } from '../../src/main/session/roles.js';
 import { NodeHarness } from '../fixtures/producer-harness.js';
 
 describe('requests with a remote decoder', () => {
@@ -97,6 +98,24 @@ describe('the pin budget', () => {
     expect(new NodePinBudget({ numBlocks: 100, peerPinShare: 0.9 }).peerLimit).toBe(50);
   });
 
+  it('bounds the keys in kept results, for a peer and for all of them', () => {
+    const budget = new NodePinBudget({ numBlocks: 0, peerPinShare: 0.25 });
+    const accounts = [1, 2, 3, 4, 5].map(() => budget.openAccount());
+    const reservations = accounts.slice(0, 4).map((account) => {
+      expect(account.mayHold(131_072)).toBe(true);
+      const reservation = account.reserve(131_072);
+      expect(account.mayHold(1)).toBe(false);
+      return reservation;
+    });
+    expect(accounts[4].mayHold(1)).toBe(false);
+    accounts[0].settle(reservations[0], 0);
+    accounts[1].settle(reservations[1], 5);
+    expect(accounts[4].mayHold(131_072)).toBe(true);
+    expect(accounts[1].mayHold(1)).toBe(false);
+    accounts[1].give(5, 131_072);
+    expect(budget.heldKeys).toBe(2 * 131_072);
+  });
+
   it('never charges less than the different slots that are pinned, nor more than the limits', () => {
     const operation = fc.record({
       peer: fc.nat(2),
@@ -107,24 +126,33 @@ describe('the pin budget', () => {
     fc.assert(
       fc.property(fc.array(operation, { maxLength: 60 }), (operations) => {
         const budget = new NodePinBudget({ numBlocks: 40, peerPinShare: 0.25 });
+        interface Held {
+          readonly found: readonly number[];
+          readonly keyCount: number;
+        }
         const peers = [0, 1, 2].map(() => ({
           account: budget.openAccount(),
-          held: [] as number[][],
+          held: [] as Held[],
           open: [] as (() => void)[],
         }));
-        const distinct = (held: number[][]): number => new Set(held.flat()).size;
+        const pinnedBy = (held: Held[]): Set<number> => new Set(held.flatMap(({ found }) => found));
         for (const { peer, slots, isGiving, isLeftOpen } of operations) {
           const { account, held, open } = peers[peer];
+          const settle = (reservation: PinReservation, found: number[]): void => {
+            account.settle(reservation, found.length);
+            if (found.length > 0) held.push({ found, keyCount: slots.length });
+          };
           if (isGiving) {
             const given = held.shift();
-            if (given !== undefined) account.give(given.length);
+            if (given !== undefined) account.give(given.found.length, given.keyCount);
           } else if (account.fits(slots.length)) {
             // A match without a limit; it may complete later.
             const reservation = account.reserve(slots.length);
             const complete = (): void => {
-              const found = slots.filter((slot) => slot % 3 !== 0);
-              account.settle(reservation, found.length);
-              held.push(found);
+              settle(
+                reservation,
+                slots.filter((slot) => slot % 3 !== 0),
+              );
             };
             if (isLeftOpen) open.push(complete);
             else complete();
@@ -133,26 +161,26 @@ describe('the pin budget', () => {
             for (const complete of open.splice(0)) complete();
             const { slotLimit } = account;
             const reservation = account.reserve(slots.length, slotLimit);
-            const pinned = new Set(held.flat());
+            const pinned = pinnedBy(held);
             const found = slots.filter((slot) => {
               if (!pinned.has(slot) && pinned.size >= slotLimit) return false;
               pinned.add(slot);
               return true;
             });
-            account.settle(reservation, found.length);
-            held.push(found);
+            settle(reservation, found);
           }
-          const total = peers.reduce((sum, one) => sum + distinct(one.held), 0);
+          const total = peers.reduce((sum, one) => sum + pinnedBy(one.held).size, 0);
           expect(budget.total).toBeGreaterThanOrEqual(total);
           expect(budget.total).toBeLessThanOrEqual(budget.totalLimit);
-          for (const one of peers) expect(distinct(one.held)).toBeLessThanOrEqual(budget.peerLimit);
+          for (const one of peers) expect(pinnedBy(one.held).size).toBeLessThanOrEqual(budget.peerLimit);
         }
         for (const { account, held, open } of peers) {
           for (const complete of open) complete();
-          for (const given of held) account.give(given.length);
+          for (const { found, keyCount } of held) account.give(found.length, keyCount);
           expect(account.useCount).toBe(0);
         }
         expect(budget.total).toBe(0);
+        expect(budget.heldKeys).toBe(0);
       }),
       { numRuns: 300 },
     );

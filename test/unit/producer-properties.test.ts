@@ -205,6 +205,7 @@ describe('any sequence of events', () => {
         world.wind();
         expect(node.pins).toBe(0);
         expect(node.budget.total).toBe(0);
+        expect(node.budget.heldKeys).toBe(0);
         expect(node.shards.totals()).toMatchObject({ openSets: 0, waiting: 0, writing: 0 });
         expect(node.decoderRequests.pinnedCount).toBe(0);
         sessions.forEach((session, i) => {

@@ -169,6 +169,25 @@ describe('the pin limits', () => {
     expect(peers[2].sent()).toEqual(['lookup_resp r 1111']);
   });
 
+  it('leave the request arena to others: long lookups with one hit each are refused at some point', () => {
+    const { node, peer } = start();
+    node.put(1);
+    const keys = keysOf(1, ...new Array<number>(65_535).fill(9));
+    for (const round of [0, 1, 2]) {
+      peer.producer.onLookup(lookupMessage('r1', round, keys));
+      node.shards.settle();
+    }
+    expect(peer.sent().map((answer) => answer.slice(0, 18))).toEqual([
+      'lookup_resp r1 100',
+      'lookup_resp r1 100',
+      'lookup_resp r1 000',
+    ]);
+    expect(peer.counted.get('rejection max_held_keys')).toBe(1);
+    peer.abort('r1', 0);
+    peer.lookup('r1', 3, 1);
+    expect(peer.sent()).toEqual(['abort_ack r1#0', 'lookup_resp r1 1']);
+  });
+
   it('keep a set that an exact count reads until the count is done', () => {
     const { node, peer } = start({ numBlocks: 16 });
     node.put(...range(1, 12));

@@ -110,10 +110,10 @@ export class Leases {
   }
 
   #release(set: SlotSet): void {
-    const { pinnedCount } = set;
+    const { pinnedCount, count } = set;
     this.#sets.delete(set);
     this.#pinCount -= pinnedCount;
     this.#options.shards.release(set);
-    this.#options.account.give(pinnedCount);
+    this.#options.account.give(pinnedCount, count);
   }
 }

@@ -2,6 +2,15 @@
 
 import type { PinAccount, PinBudget, PinReservation } from './roles.js';
 
+/**
+ * Keys in results that lookups of all peers may keep together, besides one for each slot: a key takes about 8 bytes, so
+ * this is less than half of the request arena's default size (16 MiB and 24 bytes a slot).
+ */
+const HELD_KEYS_BASE = 524_288;
+
+/** One peer's part of them. */
+const PEER_HELD_SHARE = 0.25;
+
 export interface PinBudgetOptions {
   readonly numBlocks: number;
   /** Share of the pool that the lookups of one peer may pin (design.md section 6 rule 5). */
@@ -14,21 +23,32 @@ export interface PinBudgetOptions {
 export class NodePinBudget implements PinBudget {
   readonly peerLimit: number;
   readonly totalLimit: number;
+  readonly heldKeysLimit: number;
+  readonly peerHeldKeysLimit: number;
   #total = 0;
+  #heldKeys = 0;
 
   constructor({ numBlocks, peerPinShare, allPeersPinShare = 0.5 }: PinBudgetOptions) {
     this.totalLimit = Math.floor(numBlocks * allPeersPinShare);
     // A tiny pool still serves: a share of nothing would make every lookup a miss.
     this.peerLimit = Math.min(this.totalLimit, Math.max(1, Math.floor(numBlocks * peerPinShare)));
+    this.heldKeysLimit = HELD_KEYS_BASE + numBlocks;
+    this.peerHeldKeysLimit = Math.floor(this.heldKeysLimit * PEER_HELD_SHARE);
   }
 
   get total(): number {
     return this.#total;
   }
 
+  /** Keys in results that are kept. */
+  get heldKeys(): number {
+    return this.#heldKeys;
+  }
+
   openAccount(): PinAccount {
-    return new Account(this, (growth) => {
-      this.#total += growth;
+    return new Account(this, (slotGrowth, keyGrowth) => {
+      this.#total += slotGrowth;
+      this.#heldKeys += keyGrowth;
     });
   }
 }
@@ -39,17 +59,23 @@ export class NodePinBudget implements PinBudget {
  */
 class Account implements PinAccount {
   readonly #budget: NodePinBudget;
-  readonly #addToTotal: (growth: number) => void;
+  readonly #addToTotals: (slotGrowth: number, keyGrowth: number) => void;
   #charge = 0;
+  #heldKeys = 0;
   #useCount = 0;
 
-  constructor(budget: NodePinBudget, addToTotal: (growth: number) => void) {
+  constructor(budget: NodePinBudget, addToTotals: (slotGrowth: number, keyGrowth: number) => void) {
     this.#budget = budget;
-    this.#addToTotal = addToTotal;
+    this.#addToTotals = addToTotals;
   }
 
   get useCount(): number {
     return this.#useCount;
+  }
+
+  mayHold(count: number): boolean {
+    const { heldKeys, heldKeysLimit, peerHeldKeysLimit } = this.#budget;
+    return this.#heldKeys + count <= peerHeldKeysLimit && heldKeys + count <= heldKeysLimit;
   }
 
   fits(count: number): boolean {
@@ -64,23 +90,31 @@ class Account implements PinAccount {
   reserve(count: number, slotLimit = Infinity): PinReservation {
     const before = this.#charge;
     this.#useCount += count;
+    this.#addHeldKeys(count);
     this.#setCharge(Math.max(before, Math.min(before + count, slotLimit)));
     return { count, charged: this.#charge - before };
   }
 
   settle({ count, charged }: PinReservation, pinCount: number): void {
     this.#useCount -= count - pinCount;
+    if (pinCount === 0) this.#addHeldKeys(-count);
     this.#setCharge(this.#charge - Math.max(0, charged - pinCount));
   }
 
-  give(pinCount: number): void {
+  give(pinCount: number, keyCount: number): void {
     this.#useCount -= pinCount;
+    this.#addHeldKeys(-keyCount);
     this.#setCharge(this.#charge);
+  }
+
+  #addHeldKeys(growth: number): void {
+    this.#heldKeys += growth;
+    this.#addToTotals(0, growth);
   }
 
   #setCharge(charge: number): void {
     const bounded = Math.min(charge, this.#useCount);
-    this.#addToTotal(bounded - this.#charge);
+    this.#addToTotals(bounded - this.#charge, 0);
     this.#charge = bounded;
   }
 }

@@ -25,7 +25,10 @@ import type { RoleContext } from './roles.js';
 export interface ProducerDemandsOptions {
   readonly context: RoleContext;
   readonly writes: ProducerWrites;
-  /** Most slots that the demands of this peer may pin at one time. */
+  /**
+   * Most slots that the demands of this peer may pin at one time, and most keys in the results they keep (which take
+   * room in the request arena): a demand that has found something counts with all keys it looked for.
+   */
   readonly pinLimit: number;
   /** The fetch has its result, once. */
   readonly onResult: (fetch: Fetch, success: boolean) => void;
@@ -152,11 +155,11 @@ export class ProducerDemands {
     shards.match(span, { pinLimit, destinations }, (failure, set) => {
       this.#matching.delete(fetch);
       demand.isMatching = false;
-      this.#pinCount -= pinLimit - (set?.pinnedCount ?? 0);
       if (set === undefined) {
+        this.#pinCount -= pinLimit;
         if (!fetch.isClosed) this.#onLookFailed(fetch, demand, failure);
       } else if (fetch.isClosed) {
-        this.#release(set);
+        this.#release(set, pinLimit);
       } else {
         this.#onLooked(fetch, demand, set, indexes, pinLimit);
       }
@@ -186,8 +189,8 @@ export class ProducerDemands {
     }
     demand.positions = rest;
     demand.isLimited = rest.length > 0 && pinnedCount === pinLimit;
-    if (pinnedCount > 0) this.#write(fetch, demand, set, indexes);
-    else this.#release(set);
+    if (pinnedCount > 0) this.#write(fetch, demand, set, indexes, pinLimit);
+    else this.#release(set, pinLimit);
     if (rest.length === 0) {
       this.#waits.delete(fetch);
       this.#waitingCount -= 1;
@@ -208,11 +211,11 @@ export class ProducerDemands {
     }
   }
 
-  #write(fetch: Fetch, demand: Demand, set: SlotSet, indexes: Int32Array): void {
+  #write(fetch: Fetch, demand: Demand, set: SlotSet, indexes: Int32Array, pinLimit: number): void {
     const { peer } = fetch;
     const blockCount = set.pinnedCount;
     this.#writes.write(fetch, { peer, indexes, resolved: set }, blockCount, (failure) => {
-      this.#release(set);
+      this.#release(set, pinLimit);
       if (!fetch.isClosed) this.#onWritten(fetch, demand, blockCount, failure);
       this.#pumpPinQueue();
     });
@@ -247,8 +250,8 @@ export class ProducerDemands {
     return message.ttlMs !== undefined && this.#context.now() > receivedMs + message.ttlMs;
   }
 
-  #release(set: SlotSet): void {
-    this.#pinCount -= set.pinnedCount;
+  #release(set: SlotSet, pinLimit: number): void {
+    this.#pinCount -= pinLimit;
     this.#context.shards.release(set);
   }
 

@@ -14,7 +14,7 @@ import { Deadlines } from './deadlines.js';
 import { pickKeys } from './key-subset.js';
 import type { Leases } from './leases.js';
 import type { Lookup, LookupWait, ProducerRounds, Round } from './producer-rounds.js';
-import type { MissReason, PinAccount, PinReservation, RoleContext } from './roles.js';
+import type { MissReason, PinAccount, RoleContext } from './roles.js';
 
 export interface ProducerLookupsOptions {
   readonly context: RoleContext;
@@ -146,7 +146,7 @@ export class ProducerLookups {
       return;
     }
     if (this.#limited.length === 0 && this.#account.fits(keyCount(lookup))) {
-      this.#ask(lookup, this.#account.reserve(keyCount(lookup)), undefined);
+      this.#ask(lookup, undefined);
     } else {
       this.#limited.push(lookup);
       this.#pumpLimited();
@@ -168,7 +168,7 @@ export class ProducerLookups {
       if (!isFitting && this.#matchCount > 0) return;
       this.#limited.shift();
       if (isFitting) {
-        this.#ask(lookup, this.#account.reserve(keyCount(lookup)), undefined);
+        this.#ask(lookup, undefined);
         continue;
       }
       const { slotLimit, useCount } = this.#account;
@@ -176,11 +176,18 @@ export class ProducerLookups {
         this.#finish(lookup, this.#hitsOf(lookup), 'pin-cap', keyCount(lookup));
         continue;
       }
-      this.#ask(lookup, this.#account.reserve(keyCount(lookup), slotLimit), slotLimit);
+      this.#ask(lookup, slotLimit);
     }
   }
 
-  #ask(lookup: Lookup, reservation: PinReservation, slotLimit: number | undefined): void {
+  /** `slotLimit`: most different slots of the peer, when its keys do not fit by count. */
+  #ask(lookup: Lookup, slotLimit: number | undefined): void {
+    if (!this.#account.mayHold(keyCount(lookup))) {
+      this.#context.counters.rejection('max_held_keys');
+      this.#finish(lookup, this.#hitsOf(lookup), 'busy', keyCount(lookup));
+      return;
+    }
+    const reservation = this.#account.reserve(keyCount(lookup), slotLimit);
     this.#matchCount += 1;
     const isLimited = slotLimit !== undefined;
     const options = isLimited ? { pinLimit: slotLimit, within: this.#leases.beginRead() } : {};
@@ -221,9 +228,9 @@ export class ProducerLookups {
 
   /** The round was closed while the match was under way: its pins go at once. */
   #discard(set: SlotSet): void {
-    const { pinnedCount } = set;
+    const { pinnedCount, count } = set;
     this.#context.shards.release(set);
-    this.#account.give(pinnedCount);
+    if (pinnedCount > 0) this.#account.give(pinnedCount, count);
   }
 
   /** Takes the result of a match into the answer, and parks what is pending. */

@@ -285,16 +285,21 @@ export interface PinBudget {
  * are reserved before a match is asked for, so that matches in flight cannot together exceed what each was allowed.
  */
 export interface PinAccount {
-  /** A match of `count` keys cannot exceed a limit, whatever it finds. */
+  /**
+   * The result of a match of `count` keys may be kept: it takes room in the request arena, hits or not, for as long as
+   * it pins something. Without this limit one peer's long lookups could take the arena from everybody.
+   */
+  mayHold(count: number): boolean;
+  /** A match of `count` keys cannot exceed a pin limit, whatever it finds. */
   fits(count: number): boolean;
   /** Most different slots this peer may pin now, those it pins already included. */
   readonly slotLimit: number;
   /** Before a match of `count` keys; `slotLimit` if the match is held to it. Returns what to pass to settle(). */
   reserve(count: number, slotLimit?: number): PinReservation;
-  /** After the match: `pinCount` pins were taken. */
+  /** After the match: `pinCount` pins were taken. Without any its result is not kept. */
   settle(reservation: PinReservation, pinCount: number): void;
-  /** Pins were released. */
-  give(pinCount: number): void;
+  /** The result of a match of `keyCount` keys was given back, with at least one pin. */
+  give(pinCount: number, keyCount: number): void;
   /** Pins held and reserved, duplicates included. */
   readonly useCount: number;
 }

@@ -807,7 +807,7 @@ describe('an answer of 1,024 keys', () => {
       peer.frames.length = 0;
     }
     const fastest = timesUs.sort((a, b) => a - b)[20];
-    // Ten times what it takes here: this shows a table per answer, not a slow machine.
+    // Ten times what it takes on a busy machine: a table of the keys would take far more.
     expect(fastest).toBeLessThan(100);
   });
 });

@@ -10,6 +10,8 @@ export interface ExtentShape {
   readonly count: number;
   /** Bytes of the key area: the span from the first key's first byte to the last key's last one. */
   readonly keyAreaBytes: number;
+  /** The key area starts at this address modulo 8 (default 0). */
+  readonly keyPhase?: number;
   readonly hasIndexes: boolean;
   readonly leaseCount: number;
 }
@@ -41,7 +43,7 @@ export function planExtent(shape: ExtentShape): ExtentPlan {
   const generationsOffset = align8(slotsOffset + 4 * count);
   const keptBytes = align8(generationsOffset + 2 * count);
   const indexesOffset = align8(keptBytes + 4 * leaseCount);
-  const keysOffset = align8(indexesOffset + (shape.hasIndexes ? 4 * count : 0));
+  const keysOffset = align8(indexesOffset + (shape.hasIndexes ? 4 * count : 0)) + (shape.keyPhase ?? 0);
   return {
     statusesOffset,
     slotsOffset,

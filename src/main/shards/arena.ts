@@ -41,7 +41,7 @@ export class Arena {
     this.next = new Int32Array(grainCount).fill(NONE);
     this.previous = new Int32Array(grainCount).fill(NONE);
     this.heads = new Int32Array(31).fill(NONE);
-    this.give(0, grainCount);
+    this.give(0, grainCount, false);
   }
 
   /** Bytes that are not in any extent (not necessarily in one piece). */
@@ -62,15 +62,15 @@ export class Arena {
     if (found >= this.heads.length) return NONE;
     const start = this.heads[found];
     this.unlink(start);
-    this.freeGrains -= 2 ** found;
-    // Whatever of the block is not needed goes back; it joins with nothing, because its lower buddy is in use.
-    this.give(start + grains, 2 ** found - grains);
+    this.freeGrains -= 1 << found;
+    // Whatever of the block is not needed goes back; no piece of it can join, because their buddies are in use or split.
+    this.give(start + grains, (1 << found) - grains, false);
     return start * ARENA_GRAIN_BYTES;
   }
 
   /** Gives an extent back. @param bytes the size it has now (as asked for, or as shrunk to) */
   free(offset: number, bytes: number): void {
-    this.give(offset / ARENA_GRAIN_BYTES, grainsOf(bytes));
+    this.give(offset / ARENA_GRAIN_BYTES, grainsOf(bytes), true);
   }
 
   /** Gives the end of an extent back; afterwards its size is `keepBytes`. */
@@ -78,11 +78,11 @@ export class Arena {
     const grains = grainsOf(bytes);
     const keep = grainsOf(keepBytes);
     if (keep > grains) throw new RangeError(`an extent of ${bytes} bytes cannot shrink to ${keepBytes}`);
-    this.give(offset / ARENA_GRAIN_BYTES + keep, grains - keep);
+    this.give(offset / ARENA_GRAIN_BYTES + keep, grains - keep, true);
   }
 
   /** Makes the range free, as aligned power-of-two blocks. */
-  private give(start: number, grains: number): void {
+  private give(start: number, grains: number, mayJoin: boolean): void {
     if (!Number.isInteger(start) || start < 0 || start + grains > this.grainCount) {
       throw new RangeError(`grains ${start} to ${start + grains} are not a part of the arena`);
     }
@@ -92,23 +92,28 @@ export class Arena {
     while (left > 0) {
       const alignment = at === 0 ? 30 : 31 - Math.clz32(at & -at);
       const size = Math.min(alignment, 31 - Math.clz32(left));
-      this.join(at, size);
-      at += 2 ** size;
-      left -= 2 ** size;
+      if (this.classAt[at] !== NONE) throw new RangeError(`grain ${at} is free already`);
+      if (mayJoin) this.join(at, size);
+      else this.link(at, size);
+      at += 1 << size;
+      left -= 1 << size;
     }
   }
 
   private join(start: number, size: number): void {
     let at = start;
     let k = size;
-    if (this.classAt[at] !== NONE) throw new RangeError(`grain ${at} is free already`);
     for (;;) {
-      const buddy = at ^ (2 ** k);
-      if (k >= 29 || buddy + 2 ** k > this.grainCount || this.classAt[buddy] !== k) break;
+      const buddy = at ^ (1 << k);
+      if (k >= 29 || buddy + (1 << k) > this.grainCount || this.classAt[buddy] !== k) break;
       this.unlink(buddy);
-      at = Math.min(at, buddy);
+      at &= ~(1 << k);
       k += 1;
     }
+    this.link(at, k);
+  }
+
+  private link(at: number, k: number): void {
     this.classAt[at] = k;
     const head = this.heads[k];
     this.next[at] = head;

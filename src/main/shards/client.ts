@@ -218,6 +218,7 @@ export class ShardsClient implements ShardClient {
       flags: ExtentFlag.Pin,
       pinLimit: keys.count,
       peerNumBlocks: 0,
+      hasSlotsCleared: true,
     });
     if (set === undefined) return false;
     this.inFlight.submit(

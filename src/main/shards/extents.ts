@@ -25,6 +25,8 @@ export interface ExtentContents {
   readonly flags: number;
   readonly pinLimit: number;
   readonly peerNumBlocks: number;
+  /** Slots read -1 until somebody writes them (a match writes all of them anyway). */
+  readonly hasSlotsCleared?: boolean;
 }
 
 const NO_LEASES: readonly ExtentSet[] = [];
@@ -70,6 +72,9 @@ export class Extents {
     const plan = planExtent({
       count,
       keyAreaBytes,
+      // V8 copies into shared memory word by word when both ends have the same phase, and byte by byte, seven times
+      // slower, when they do not (38 KB: 3.2 us against 22). Buffers start on a multiple of 8.
+      keyPhase: keys === undefined ? 0 : (keys.bytes.byteOffset + keys.first) & 7,
       hasIndexes: indexes !== undefined,
       leaseCount: leases.length,
     });
@@ -95,8 +100,10 @@ export class Extents {
     words[header + ExtentWord.PeerNumBlocks] = contents.peerNumBlocks;
     words[header + ExtentWord.Bytes] = plan.bytes;
     bytes.fill(0, extent + plan.statusesOffset, extent + plan.statusesOffset + count);
-    const slots = (extent + plan.slotsOffset) / 4;
-    words.fill(-1, slots, slots + count);
+    if (contents.hasSlotsCleared === true || keys?.foreign !== undefined) {
+      const slots = (extent + plan.slotsOffset) / 4;
+      words.fill(-1, slots, slots + count);
+    }
     for (let i = 0; i < leases.length; i += 1) {
       words[(extent + plan.leasesOffset) / 4 + i] = leases[i].extent / EXTENT_UNIT_BYTES;
     }

@@ -1,5 +1,6 @@
 // The one table of options: API name, flag, environment variable, YAML key, range, default and help all come from it.
 
+import { MAX_EXTENT_KEYS } from '../../shared/layout.js';
 import { shardCountFor, usableCores } from './cores.js';
 import {
   bindHost,
@@ -276,7 +277,7 @@ export const OPTION_TABLE = {
   ),
 
   maxMessageBytes: limit(bytes(4096, GIB), 8 * MIB, 'longest message', RULE_5),
-  maxKeys: limit(count(1, 2 ** 24), 65_536, 'keys in one list', RULE_5),
+  maxKeys: limit(count(1, MAX_EXTENT_KEYS), 65_536, 'keys in one list', RULE_5),
   maxStringBytes: limit(count(36, 65_535), 512, 'bytes of a string, such as an id', RULE_5),
   maxMetadataBytes: limit(bytes(1024, 16 * MIB), 64 * 1024, "bytes of a peer's NIXL metadata", RULE_5),
   maxPeers: limit(count(1, 65_535), 128, 'peers at the same time', RULE_5),

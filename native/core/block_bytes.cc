@@ -23,7 +23,17 @@ constexpr uint64_t kFillStep = 0x6a09e667f3bcc909;
 constexpr uint64_t kFillTwist = 0xbb67ae8584caa73b;
 constexpr uint64_t kLaneSecret[4] = {0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1, 0x510e527fade682d1, 0x9b05688c2b3e6c1f};
 
-inline uint64_t fillWord(uint64_t counter) { return foldedProduct(counter, counter ^ kFillTwist); }
+// The two words of one step of the content.
+struct FillPair {
+  uint64_t first;
+  uint64_t second;
+};
+
+inline FillPair fillPair(uint64_t counter) {
+  const auto product = static_cast<unsigned __int128>(counter) * (counter ^ kFillTwist);
+  const auto high = static_cast<uint64_t>(product >> 64);
+  return {static_cast<uint64_t>(product) ^ high, high ^ counter};
+}
 
 inline void storePast(uint64_t* at, uint64_t word) {
 #if defined(__x86_64__)
@@ -95,9 +105,11 @@ void fillBlock(uint8_t* target, size_t bytes, uint64_t keyHash) {
   auto* words = reinterpret_cast<uint64_t*>(target);
   const size_t count = bytes / sizeof(uint64_t);
   uint64_t counter = keyHash;
-  for (size_t index = 0; index < count; ++index) {
+  for (size_t index = 0; index < count; index += 2) {
     counter += kFillStep;
-    storePast(words + index, fillWord(counter));
+    const FillPair pair = fillPair(counter);
+    storePast(words + index, pair.first);
+    storePast(words + index + 1, pair.second);
   }
   finishStores();
 }
@@ -106,9 +118,10 @@ bool isFilledBlock(const uint8_t* block, size_t bytes, uint64_t keyHash) {
   uint64_t counter = keyHash;
   for (size_t stretch = 0; stretch < bytes; stretch += kStretchBytes) {
     uint64_t difference = 0;
-    for (size_t at = stretch; at < stretch + kStretchBytes; at += sizeof(uint64_t)) {
+    for (size_t at = stretch; at < stretch + kStretchBytes; at += 2 * sizeof(uint64_t)) {
       counter += kFillStep;
-      difference |= loadWord(block + at) ^ fillWord(counter);
+      const FillPair pair = fillPair(counter);
+      difference |= (loadWord(block + at) ^ pair.first) | (loadWord(block + at + sizeof(uint64_t)) ^ pair.second);
     }
     if (difference != 0) return false;
   }

@@ -12,7 +12,8 @@ bool hasAvx2();
 void copyBlock(uint8_t* target, const uint8_t* source, size_t bytes);
 void poisonBlock(uint8_t* target, size_t bytes);
 
-// The content that belongs to a key: word i (u64, little endian) is a folded product of the key's unseeded hash and i.
+// The content that belongs to a key: words (u64, little endian) 2i and 2i + 1 come from one product, made of the key's
+// unseeded hash and i.
 void fillBlock(uint8_t* target, size_t bytes, uint64_t keyHash);
 bool isFilledBlock(const uint8_t* block, size_t bytes, uint64_t keyHash);
 

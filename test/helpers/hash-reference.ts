@@ -67,9 +67,10 @@ export function referencePlace(key: Uint8Array, seed: bigint, layout: Layout): K
 export function referenceContent(key: Uint8Array, blockBytes: number): Uint8Array {
   const [keyHash] = referenceHash(key, 0n);
   const words = new BigUint64Array(blockBytes / 8);
-  for (let i = 0; i < words.length; i++) {
-    const counter = (keyHash + BigInt(i + 1) * 0x6a09e667f3bcc909n) & MASK;
+  for (let i = 0; i < words.length; i += 2) {
+    const counter = (keyHash + BigInt(i / 2 + 1) * 0x6a09e667f3bcc909n) & MASK;
     words[i] = foldedProduct(counter, counter ^ 0xbb67ae8584caa73bn);
+    words[i + 1] = ((counter * (counter ^ 0xbb67ae8584caa73bn)) >> 64n) ^ counter;
   }
   return new Uint8Array(words.buffer);
 }

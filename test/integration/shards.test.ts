@@ -202,7 +202,7 @@ describe('shards with real workers', () => {
   });
 
   it('say busy when there is no room within the time, answer everything once, and go on afterwards', async () => {
-    const node = await start({ blocks: 64, ringCapacity: 16, arenaBytes: 1024 * 1024, queueMs: 20 });
+    const node = await start({ blocks: 512, ringCapacity: 16, arenaBytes: 1024 * 1024, queueMs: 20 });
     await store(node, range(0, 60));
     const held: SlotSet[] = [];
     let busy = 0;

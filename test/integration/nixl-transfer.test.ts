@@ -1,6 +1,7 @@
 // Two processes move blocks with NIXL. Every destination is poisoned first and compared byte for byte afterwards.
 
 import { afterEach, describe, expect, test } from 'vitest';
+import { transportsIn } from '../../src/main/shards/transports.js';
 import { NixlNode } from '../fixtures/nixl-node.js';
 
 const PAGES_PER_BLOCK = 16;
@@ -70,6 +71,11 @@ describe.each([
     expect((await a.census(128, inOrder(128), [2])).bySalt[2]).toBe(128 * PAGES_PER_BLOCK);
     expect((await b.census(128, inOrder(128), [1])).bySalt[1]).toBe(128 * PAGES_PER_BLOCK);
   });
+});
+
+test('an agent over TCP only does not offer to be written by CMA', async () => {
+  const { address } = await start(8, { UCX_TLS: 'tcp,self' });
+  expect(transportsIn(address.metadata, false)).toEqual(['tcp', 'self']);
 });
 
 test('small blocks are merged into few descriptors and arrive complete', async () => {

@@ -1,5 +1,6 @@
 // The receive agent: what remote peers write through. Owned by main, made before the workers start.
 
+import { existsSync } from 'node:fs';
 import type { PoolHandle } from '../../../native/index.js';
 import type { Arrivals, ReceiveAgent } from '../../../native/nixl.js';
 import { loadNixl } from '../../../native/nixl.js';
@@ -8,6 +9,10 @@ import { applyNixlEnvironment } from '../../shared/nixl-environment.js';
 import { KvpeerError } from '../errors.js';
 import type { DataPlaneStatus } from '../observe/health.js';
 import type { DataPlane } from './running-shards.js';
+import { transportsIn } from './transports.js';
+
+/** Where the kernel lists RDMA devices. */
+const RDMA_DEVICES = '/sys/class/infiniband';
 
 /** Metadata of a node without a data plane, and what it accepts from others. */
 const NO_METADATA = Buffer.from('none');
@@ -25,7 +30,8 @@ export interface OwnedDataPlane extends DataPlane {
 export interface NixlLibrary {
   readonly libraryPath: string;
   readonly version: string;
-  readonly transports: string;
+  /** The settings that chose the transports. */
+  readonly settings: string;
 }
 
 /**
@@ -40,11 +46,11 @@ export function prepareNixl(host: string): NixlLibrary {
     throw new KvpeerError('KVPEER_NIXL_UNAVAILABLE', `${location.reason}; ${location.remedy}`);
   }
   const settings = applyNixlEnvironment(host);
-  const lanes = settings.filter(({ name }) => name === 'UCX_TLS' || name === 'UCX_NET_DEVICES');
+  const chosenBy = settings.filter(({ name }) => name === 'UCX_TLS' || name === 'UCX_NET_DEVICES');
   return {
     libraryPath: location.libraryPath,
     version: location.version,
-    transports: lanes.map(({ name, value }) => `${name}=${value}`).join(' '),
+    settings: chosenBy.map(({ name, value }) => `${name}=${value}`).join(' '),
   };
 }
 
@@ -84,11 +90,16 @@ export async function startDataPlane(
     );
   }
   let metadata = Buffer.from(agent.metadata);
+  const transports = transportsIn(metadata, existsSync(RDMA_DEVICES));
   return {
     name: 'nixl',
-    status: { name: 'nixl', version: library.version, transports: library.transports },
+    status: {
+      name: 'nixl',
+      version: library.version,
+      transports: `${transports.join(', ')} (${library.settings})`,
+    },
     baseAddr: agent.baseAddr,
-    offersCma: offersCma(process.env.UCX_TLS),
+    offersCma: transports.includes('cma'),
     metadata: () => metadata,
     waitingArrivals: () => agent && nixl.waitingArrivals(agent.handle),
     haveBeenRead: (arrivals) => nixl.haveBeenRead(arrivals),
@@ -105,13 +116,4 @@ export async function startDataPlane(
       if (last) await nixl.destroyReceiveAgent(last.handle);
     },
   };
-}
-
-/** Whether a UCX_TLS value lets same-host peers write by CMA: an allow-list that names it, or a deny-list that does not. */
-export function offersCma(tls: string | undefined): boolean {
-  if (tls === undefined || tls === '') return true;
-  const isDenyList = tls.startsWith('^');
-  const names = (isDenyList ? tls.slice(1) : tls).split(',').map((name) => name.trim());
-  const isNamed = names.some((name) => ['cma', 'sm', 'shm', 'all'].includes(name));
-  return isDenyList ? !isNamed : isNamed;
 }

@@ -11,6 +11,7 @@ import { writeLookupResp } from '../protocol/write.js';
 import type { Failure, KeySpan, SlotSet } from '../shards/shard-client.js';
 import { PositionStatus } from '../../shared/operations.js';
 import { Deadlines } from './deadlines.js';
+import type { HeldMessages } from './held-messages.js';
 import { pickKeys } from './key-subset.js';
 import type { Leases } from './leases.js';
 import type { Lookup, LookupWait, ProducerRounds, Round } from './producer-rounds.js';
@@ -21,6 +22,7 @@ export interface ProducerLookupsOptions {
   readonly rounds: ProducerRounds;
   readonly leases: Leases;
   readonly account: PinAccount;
+  readonly held: HeldMessages;
 }
 
 /**
@@ -37,6 +39,7 @@ export class ProducerLookups {
   readonly #rounds: ProducerRounds;
   readonly #leases: Leases;
   readonly #account: PinAccount;
+  readonly #held: HeldMessages;
   readonly #holds: readonly Deadlines<Lookup>[];
   /** Slot -> parked lookups that wait for it. */
   readonly #waiters = new Map<number, Set<Lookup>>();
@@ -47,11 +50,12 @@ export class ProducerLookups {
   #parkedKeyCount = 0;
   #parkedCount = 0;
 
-  constructor({ context, rounds, leases, account }: ProducerLookupsOptions) {
+  constructor({ context, rounds, leases, account, held }: ProducerLookupsOptions) {
     this.#context = context;
     this.#rounds = rounds;
     this.#leases = leases;
     this.#account = account;
+    this.#held = held;
     this.#holds = Array.from(
       { length: HOLD_CLASSES },
       () =>
@@ -78,8 +82,9 @@ export class ProducerLookups {
     if (keys.count === 0) return;
     const { counters, limits } = this.#context;
     const round = this.#rounds.open(kvRequestId, roundSeq);
-    if (round === undefined || this.#openCount >= limits.maxRounds) {
-      counters.rejection('max_rounds');
+    const hasRoom = this.#held.hasRoomFor(keys);
+    if (round === undefined || this.#openCount >= limits.maxRounds || !hasRoom) {
+      counters.rejection(hasRoom ? 'max_rounds' : 'max_held_bytes');
       counters.miss('busy', keys.count);
       this.#sendAnswer(message, allMisses(keys.count));
       if (round !== undefined) this.#noteAnswered(round, this.#context.now());
@@ -95,6 +100,7 @@ export class ProducerLookups {
       wait: undefined,
     };
     round.lookups.push(lookup);
+    this.#held.add(lookup, keys);
     this.#openCount += 1;
     this.#leases.onLookup(round);
     if (keys.foreignCount > 0) counters.miss('foreign-key', keys.foreignCount);
@@ -105,6 +111,7 @@ export class ProducerLookups {
   close(round: Round): void {
     for (const lookup of round.lookups) {
       lookup.isClosed = true;
+      this.#held.drop(lookup);
       this.#openCount -= 1;
       this.#unpark(lookup);
       this.#endHold(lookup);
@@ -333,6 +340,7 @@ export class ProducerLookups {
   #answer(lookup: Lookup, hits: Uint8Array): void {
     const { round } = lookup;
     lookup.isClosed = true;
+    this.#held.drop(lookup);
     this.#openCount -= 1;
     round.lookups.splice(round.lookups.indexOf(lookup), 1);
     this.#endHold(lookup);

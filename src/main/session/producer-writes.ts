@@ -14,6 +14,7 @@ import { writeAbortAck, writeTransferDone } from '../protocol/write.js';
 import type { DataPeer, Failure, ServeRequest, ServeResult } from '../shards/shard-client.js';
 import { Outcome } from '../../shared/operations.js';
 import { Deadlines } from './deadlines.js';
+import type { HeldMessages } from './held-messages.js';
 import type { Demand, Fetch, OwedAnswer, ProducerRounds, Round, Write } from './producer-rounds.js';
 import type { RoleContext } from './roles.js';
 import type { WriteStop } from './write-stop.js';
@@ -22,6 +23,7 @@ export interface ProducerWritesOptions {
   readonly context: RoleContext;
   readonly rounds: ProducerRounds;
   readonly stop: WriteStop;
+  readonly held: HeldMessages;
   /** A write has landed or can no longer land. */
   readonly onLanded: () => void;
 }
@@ -30,6 +32,7 @@ export class ProducerWrites {
   readonly #context: RoleContext;
   readonly #rounds: ProducerRounds;
   readonly #stop: WriteStop;
+  readonly #held: HeldMessages;
   readonly #onLandedHook: () => void;
   readonly #posts: Deadlines<Fetch>;
   readonly #stops: Deadlines<Fetch>;
@@ -38,10 +41,11 @@ export class ProducerWrites {
   #landingCount = 0;
   #endStopMs = Infinity;
 
-  constructor({ context, rounds, stop, onLanded }: ProducerWritesOptions) {
+  constructor({ context, rounds, stop, held, onLanded }: ProducerWritesOptions) {
     this.#context = context;
     this.#rounds = rounds;
     this.#stop = stop;
+    this.#held = held;
     this.#onLandedHook = onLanded;
     const queue = (): Deadlines<Fetch> =>
       new Deadlines((timeMs) => {
@@ -77,6 +81,7 @@ export class ProducerWrites {
     const { plainPostMs, plainStopMs, quarantineMaxMs } = this.#context.times;
     this.#posts.set(fetch, receivedMs + (this.isKvpeer ? quarantineMaxMs : plainPostMs));
     this.#stops.set(fetch, receivedMs + (this.isKvpeer ? quarantineMaxMs : plainStopMs));
+    this.#held.add(fetch, message.keys);
     round.fetch = fetch;
     return fetch;
   }
@@ -97,7 +102,7 @@ export class ProducerWrites {
     fetch.isClosed = true;
     if (fetch.round.fetch === fetch) fetch.round.fetch = undefined;
     for (const write of fetch.writes) write.handle?.cancelUnposted();
-    if (fetch.writes.size === 0) this.#forgetClocks(fetch);
+    if (fetch.writes.size === 0) this.#forget(fetch);
   }
 
   /** As close(), and what was posted has only the time that an abort leaves it. */
@@ -148,7 +153,7 @@ export class ProducerWrites {
     this.#count(write, failure, result);
     // The answer is decided before the write counts as landed, so that it leaves with the last one.
     write.onEnded(failure);
-    if (fetch.isClosed && fetch.writes.size === 0) this.#forgetClocks(fetch);
+    if (fetch.isClosed && fetch.writes.size === 0) this.#forget(fetch);
     if (mayLandLater(failure)) {
       this.#stop.whenSettled(() => {
         this.#onLanded(fetch.round);
@@ -179,7 +184,8 @@ export class ProducerWrites {
     this.#rounds.settle(round, this.#context.now());
   }
 
-  #forgetClocks(fetch: Fetch): void {
+  #forget(fetch: Fetch): void {
+    this.#held.drop(fetch);
     this.#posts.delete(fetch);
     this.#stops.delete(fetch);
     this.#abortStops.delete(fetch);

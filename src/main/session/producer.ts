@@ -8,6 +8,7 @@
 import type { AbortFetchMessage, FetchMessage, LookupMessage } from '../protocol/messages.js';
 import { writeAbortAck, writeTransferDone } from '../protocol/write.js';
 import type { DataPeer, SlotSet } from '../shards/shard-client.js';
+import { HeldMessages } from './held-messages.js';
 import { Leases } from './leases.js';
 import { ProducerDemands } from './producer-demands.js';
 import { ProducerLookups } from './producer-lookups.js';
@@ -44,6 +45,7 @@ export class Producer implements ProducerRole {
   readonly #stop: WriteStop;
   readonly #writes: ProducerWrites;
   readonly #demands: ProducerDemands;
+  readonly #held = new HeldMessages();
   /** Everything with deadlines, and what of it goes on when the session is over. */
   readonly #clocks: readonly Clock[];
   readonly #clocksAfterEnd: readonly Clock[];
@@ -76,7 +78,13 @@ export class Producer implements ProducerRole {
         this.#rounds.settle(round, nowMs);
       },
     });
-    this.#lookups = new ProducerLookups({ context, rounds: this.#rounds, leases: this.#leases, account });
+    this.#lookups = new ProducerLookups({
+      context,
+      rounds: this.#rounds,
+      leases: this.#leases,
+      account,
+      held: this.#held,
+    });
     this.#stop = new WriteStop({
       address,
       shards,
@@ -87,7 +95,13 @@ export class Producer implements ProducerRole {
       onHardStop: onHardStop ?? (() => undefined),
       onIdle,
     });
-    this.#writes = new ProducerWrites({ context, rounds: this.#rounds, stop: this.#stop, onLanded: onIdle });
+    this.#writes = new ProducerWrites({
+      context,
+      rounds: this.#rounds,
+      stop: this.#stop,
+      held: this.#held,
+      onLanded: onIdle,
+    });
     this.#demands = new ProducerDemands({
       context,
       writes: this.#writes,
@@ -130,7 +144,7 @@ export class Producer implements ProducerRole {
     }
     round.owed = undefined;
     const peer = this.#context.remote()?.dataPeer;
-    const refusal = refusalOf(message, peer);
+    const refusal = refusalOf(message, peer) ?? (this.#held.hasRoomFor(keys) ? undefined : 'max_held_bytes');
     if (peer === undefined || refusal !== undefined) {
       if (refusal !== undefined) this.#context.counters.rejection(refusal);
       this.#refuse(round);

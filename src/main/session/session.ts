@@ -57,8 +57,12 @@ export interface SessionHooks {
   wakeAt(timeMs: number): void;
 }
 
-/** Frames that may wait for the peer's ack; beyond it the session ends, as with a full send queue. */
+/**
+ * What may wait for the peer's ack; beyond it the session ends, as with a full send queue. In bytes too: a peer that
+ * asks and never acknowledges would otherwise make us keep its answers, megabytes each.
+ */
 const MAX_QUEUED_FRAMES = 4_096;
+const MAX_QUEUED_BYTES = 64 * 1024 * 1024;
 
 /** How long a refusing session keeps its DEALER so that our `connect` arrives: from it the peer sees the mismatch too. */
 const REFUSAL_MS = 500;
@@ -87,6 +91,7 @@ export class Session {
   #closeDealerMs: number | undefined;
   #isDealerClosed = false;
   #queued: Buffer[] = [];
+  #queuedBytes = 0;
   #maySend = false;
   #remote: RemotePeer | undefined;
   #connect: ConnectMessage | undefined;
@@ -212,9 +217,17 @@ export class Session {
   /** For the roles: goes out at once, or when the peer has acknowledged us. Dropped once the session is over. */
   send(frame: Buffer): void {
     if (this.isOver) return;
-    if (this.#maySend) this.#push(frame);
-    else if (this.#queued.length < MAX_QUEUED_FRAMES) this.#queued.push(frame);
-    else this.#failLater();
+    if (this.#maySend) {
+      this.#push(frame);
+    } else if (
+      this.#queued.length < MAX_QUEUED_FRAMES &&
+      this.#queuedBytes + frame.length <= MAX_QUEUED_BYTES
+    ) {
+      this.#queued.push(frame);
+      this.#queuedBytes += frame.length;
+    } else {
+      this.#failLater();
+    }
   }
 
   /** Takes back a frame that waits for the peer's ack: true if it has not left and never will. */
@@ -222,6 +235,7 @@ export class Session {
     const at = this.#queued.indexOf(frame);
     if (at < 0) return false;
     this.#queued.splice(at, 1);
+    this.#queuedBytes -= frame.length;
     return true;
   }
 
@@ -296,6 +310,7 @@ export class Session {
         this.#maySend = true;
         const queued = this.#queued;
         this.#queued = [];
+        this.#queuedBytes = 0;
         for (const frame of queued) this.send(frame);
         return;
       }
@@ -340,6 +355,7 @@ export class Session {
     this.consumer.end();
     this.producer.end();
     this.#queued = [];
+    this.#queuedBytes = 0;
     const isRefusal = cause === 'mismatch' || cause === 'registration-failed';
     if (isRefusal && !this.#dealer.isConnected) {
       this.#closeDealerMs = this.#env.now() + REFUSAL_MS;

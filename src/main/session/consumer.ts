@@ -61,10 +61,12 @@ interface IdState {
   hasHits: boolean;
   /** Oldest first. Open ones are of the current round. */
   readonly lookups: OpenLookup[];
-  /** By round; a load keeps its place while it drains. */
-  readonly loads: Map<number, Load>;
-  /** Loads that have not got a round yet. */
+  /** All that have not ended. */
+  readonly loads: Set<Load>;
+  /** Those of them that may still fetch in the current round. */
   readonly starting: Set<Load>;
+  /** Those that fetched, by round; a load keeps its place while it drains. */
+  readonly fetched: Map<number, Load>;
 }
 
 export class Consumer implements ConsumerRole {
@@ -202,6 +204,7 @@ export class Consumer implements ConsumerRole {
       },
       result: done,
     });
+    state.loads.add(load);
     state.starting.add(load);
     this.#loads.add(load);
     load.start();
@@ -216,7 +219,7 @@ export class Consumer implements ConsumerRole {
   ): { readonly frame: Buffer; readonly round: number } {
     const { round } = state;
     state.starting.delete(load);
-    state.loads.set(round, load);
+    state.fetched.set(round, load);
     const ttl = this.#context.remote()?.isKvpeer === true ? { ttlMs: Math.ceil(load.budgetMs) } : {};
     const frame = writeFetch(state.id, keys, this.#context.shards.keyBytes, indexes, round, ttl);
     this.#context.send(frame);
@@ -252,7 +255,8 @@ export class Consumer implements ConsumerRole {
 
   #onLoadEnded(state: IdState, load: Load, fetchedRound: number | undefined): void {
     this.#loads.delete(load);
-    if (fetchedRound !== undefined) state.loads.delete(fetchedRound);
+    state.loads.delete(load);
+    if (fetchedRound !== undefined) state.fetched.delete(fetchedRound);
     this.#forgetIfIdle(state);
   }
 
@@ -275,7 +279,7 @@ export class Consumer implements ConsumerRole {
   finish(kvRequestId: string): void {
     const state = this.#ids.get(kvRequestId);
     if (!state) return;
-    for (const load of [...state.starting, ...state.loads.values()]) load.cancel('cancelled');
+    for (const load of [...state.loads]) load.cancel('cancelled');
     if (state.isProbed) this.#finishRound(state);
     this.#forgetIfIdle(state);
   }
@@ -348,7 +352,7 @@ export class Consumer implements ConsumerRole {
 
   /** Before the peer acknowledged us it cannot have seen a fetch. */
   #loadOf(message: TransferDoneMessage | AbortAckMessage): Load | undefined {
-    const load = this.#ids.get(message.kvRequestId)?.loads.get(message.roundSeq);
+    const load = this.#ids.get(message.kvRequestId)?.fetched.get(message.roundSeq);
     return load?.isFetched === true && this.#context.hasSent() ? load : undefined;
   }
 
@@ -393,7 +397,7 @@ export class Consumer implements ConsumerRole {
         this.#deadlines.delete(lookup);
         this.#endLookup(lookup, 'peer-down');
       }
-      for (const load of [...state.starting, ...state.loads.values()]) load.onSessionEnd();
+      for (const load of [...state.loads]) load.onSessionEnd();
     }
   }
 
@@ -414,8 +418,9 @@ export class Consumer implements ConsumerRole {
       isProbed: false,
       hasHits: false,
       lookups: [],
-      loads: new Map(),
+      loads: new Set(),
       starting: new Set(),
+      fetched: new Map(),
     };
     this.#ids.set(id, state);
     return state;
@@ -423,7 +428,7 @@ export class Consumer implements ConsumerRole {
 
   /** An id is kept while something of it is open, or its round at the peer is; its number is remembered longer. */
   #forgetIfIdle(state: IdState): void {
-    if (state.isProbed || state.loads.size + state.starting.size + state.lookups.length > 0) return;
+    if (state.isProbed || state.loads.size + state.lookups.length > 0) return;
     if (this.#ids.get(state.id) !== state) return;
     this.#ids.delete(state.id);
     if (state.round > 0) {

@@ -3,6 +3,7 @@ import { defineConfig } from 'vitest/config';
 export default defineConfig({
   test: {
     include: ['test/**/*.test.ts'],
+    exclude: ['test/vllm/**'],
     // Processes, not threads: NIXL, the addon's clean-up hooks and signal tests each need a process of their own.
     pool: 'forks',
     maxWorkers: 2,

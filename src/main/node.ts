@@ -117,6 +117,8 @@ export class Node {
     this.#admission = new Admission({
       ...DEFAULT_ADMISSION_LIMITS,
       peers: resolved.maxPeers,
+      // All peers may come at the same time, as they do when a cluster starts.
+      allConnects: Math.max(resolved.maxPeers, DEFAULT_ADMISSION_LIMITS.allConnects),
       strangerFrameBytes: resolved.maxMetadataBytes * 2,
     });
     this.#scanLimits = {

@@ -194,3 +194,36 @@ test('a closed transport leaves no handle that keeps a process alive', async () 
   await until(() => readdirSync('/proc/self/fd').length <= descriptors, 'the descriptors to go');
   expect(process.getActiveResourcesInfo().length).toBeLessThanOrEqual(resources);
 });
+
+test("500 peers are dialled at the same time: libzmq's default of 1,023 sockets would end at 340", async () => {
+  const node = await bench.bound();
+  const silent = await bench.bound();
+  const port = Number(silent.transport.localAddress.split(':')[1]);
+  const dealers = Array.from({ length: 500 }, (_, i) =>
+    bench.dealer(node, `127.0.${Math.floor(i / 250)}.${(i % 250) + 1}:${port}`),
+  );
+  // Nothing listens at most of these addresses; what counts is that each got its socket.
+  await until(() => dealers.every(({ downs, connects }) => downs.length + connects.length > 0), 'all dials');
+  expect(new Set(dealers.flatMap(({ downs }) => downs))).toEqual(new Set(['refused']));
+});
+
+test('a burst of messages that take long to handle leaves the event loop its turns', async () => {
+  const node = await bench.bound();
+  let handledCount = 0;
+  let longestRun = 0;
+  let run = 0;
+  const timer = setInterval(() => {
+    run = 0;
+  }, 1);
+  node.onMessage = () => {
+    handledCount++;
+    longestRun = Math.max(longestRun, ++run);
+    const endMs = performance.now() + 3;
+    while (performance.now() < endMs);
+  };
+  const sender = bench.raw(node, '127.0.0.1:7104');
+  for (let i = 0; i < 100; i++) await sender.send('a long list');
+  await until(() => handledCount === 100, 'all messages');
+  clearInterval(timer);
+  expect(longestRun).toBeLessThan(20);
+});

@@ -75,6 +75,17 @@ describe('connects', () => {
     expect(admission.onConnect('b:1', 0, 0)).toBeUndefined();
     expect(admission.onConnect('a:1', 0, 2_000)).toBeUndefined();
   });
+
+  test('number 18: of all addresses together are limited in rate, so that made-up identities do not take the loop', () => {
+    const admission = new Admission({ ...SMALL, allConnects: 3, allConnectsPerSecond: 2 });
+    const storm = (count: number, nowMs: number): number =>
+      Array.from({ length: count }, (_, i) => admission.onConnect(`${nowMs} ${i}:1`, 0, nowMs)).filter(
+        (refusal) => refusal === undefined,
+      ).length;
+    expect(storm(100, 0)).toBe(3);
+    expect(storm(100, 1_000)).toBe(2);
+    expect(storm(100, 1_000_000)).toBe(3);
+  });
 });
 
 test('number 18: 100,000 identities are remembered no further than the bound, the youngest stay', () => {

@@ -2,8 +2,9 @@
 //
 // A stranger is an address without a live session. What it sends is worth nothing unless it is a `connect`, so it gets
 // a small allowance; and each `connect` that is let in costs a socket and a registration with the data plane, so those
-// have an allowance of their own. Both fill up again with time. Memory is bounded: the oldest stranger is forgotten
-// first, which merely gives it a fresh allowance.
+// have an allowance of their own, and all strangers together have one: identities cost whoever makes them up nothing.
+// All fill up again with time. Memory is bounded: the oldest stranger is forgotten first, which merely gives it a fresh
+// allowance of its own.
 
 export interface AdmissionLimits {
   /** Most peers with a session at the same time. */
@@ -18,6 +19,12 @@ export interface AdmissionLimits {
   /** Sessions one address may begin at once, and how many come back each second. */
   readonly connects: number;
   readonly connectsPerSecond: number;
+  /**
+   * The same for all addresses together. A session that comes to nothing takes a few milliseconds of the event loop (a
+   * socket and its monitor, made and closed), which the other peers wait.
+   */
+  readonly allConnects: number;
+  readonly allConnectsPerSecond: number;
 }
 
 export const DEFAULT_ADMISSION_LIMITS: AdmissionLimits = {
@@ -28,6 +35,8 @@ export const DEFAULT_ADMISSION_LIMITS: AdmissionLimits = {
   strangerFramesPerSecond: 16,
   connects: 32,
   connectsPerSecond: 1,
+  allConnects: 128,
+  allConnectsPerSecond: 32,
 };
 
 /** Why a stranger is not heard. Label `reason` of `kvpeer_rejections_total`. */
@@ -49,7 +58,12 @@ interface Stranger {
 export class Admission {
   private readonly strangers = new Map<string, Stranger>();
 
-  constructor(private readonly limits: AdmissionLimits = DEFAULT_ADMISSION_LIMITS) {}
+  private allConnects: number;
+  private refilledAtMs = -Infinity;
+
+  constructor(private readonly limits: AdmissionLimits = DEFAULT_ADMISSION_LIMITS) {
+    this.allConnects = limits.allConnects;
+  }
 
   /** Strangers remembered at the moment. */
   get strangerCount(): number {
@@ -78,8 +92,10 @@ export class Admission {
   onConnect(address: string, sessionCount: number, nowMs: number): AdmissionRejection | undefined {
     if (sessionCount >= this.limits.peers) return 'peer_cap';
     const stranger = this.recall(address, nowMs);
-    if (stranger.connects < 1) return 'connect_rate';
+    this.refillAll(nowMs);
+    if (stranger.connects < 1 || this.allConnects < 1) return 'connect_rate';
     stranger.connects--;
+    this.allConnects--;
     return undefined;
   }
 
@@ -90,6 +106,13 @@ export class Admission {
   onPeerGone(address: string): void {
     const stranger = this.strangers.get(address);
     if (stranger !== undefined) stranger.frames = this.limits.strangerFrames;
+  }
+
+  private refillAll(nowMs: number): void {
+    const { allConnects, allConnectsPerSecond } = this.limits;
+    const seconds = Math.max(0, nowMs - this.refilledAtMs) / 1_000;
+    this.allConnects = Math.min(allConnects, this.allConnects + seconds * allConnectsPerSecond);
+    this.refilledAtMs = nowMs;
   }
 
   private recall(address: string, nowMs: number): Stranger {

@@ -86,8 +86,10 @@ export class Receiver {
   }
 
   private async receiveAll(): Promise<void> {
-    const { receiveBatch } = this.options;
-    for (let handled = 1; ; handled++) {
+    const { receiveBatch, receiveTurnMs } = this.options;
+    let handled = 0;
+    let busyMs = 0;
+    for (;;) {
       let parts: Buffer[];
       try {
         parts = await this.socket.receive();
@@ -95,10 +97,15 @@ export class Receiver {
         if (this.socket.closed) return;
         throw error;
       }
+      const startMs = performance.now();
       if (!this.isMuted) this.deliver(parts);
+      busyMs += performance.now() - startMs;
       // A message that is there already is delivered without a turn of the event loop: a busy peer would keep timers,
       // completions and every other socket waiting.
-      if (handled % receiveBatch === 0) await nextTurn();
+      if (++handled < receiveBatch && busyMs < receiveTurnMs) continue;
+      await nextTurn();
+      handled = 0;
+      busyMs = 0;
     }
   }
 

@@ -149,8 +149,9 @@ export interface ControlOptions {
   /** Bound of our queue per DEALER, in front of ZeroMQ's. */
   readonly queueFrames: number;
   readonly queueBytes: number;
-  /** Frames handled before the event loop gets a turn. */
+  /** Frames handled before the event loop gets a turn, and milliseconds spent on them: a long list takes one alone. */
   readonly receiveBatch: number;
+  readonly receiveTurnMs: number;
 }
 
 export const DEFAULT_CONTROL_OPTIONS = {
@@ -162,4 +163,5 @@ export const DEFAULT_CONTROL_OPTIONS = {
   queueFrames: 4_096,
   queueBytes: 64 * 1024 * 1024,
   receiveBatch: 64,
+  receiveTurnMs: 2,
 } as const;

@@ -37,9 +37,16 @@ export function createControlTransport(
   return new ZeromqTransport(options, advertiseHost, handlers);
 }
 
+/**
+ * Sockets of the context, the most that libzmq allows: one peer takes three (its DEALER, and two that watch it), so
+ * its default of 1,023 would end at 340 peers, and at fewer while those of sessions that ended are being taken down.
+ * Descriptors are taken by sockets only, not by this number.
+ */
+const MAX_SOCKETS = 65_535;
+
 class ZeromqTransport implements ControlTransport {
   // A context of its own: its sockets and its I/O thread end with it, whatever else in the process uses ZeroMQ.
-  private readonly context = new Context();
+  private readonly context = new Context({ maxSockets: MAX_SOCKETS });
   private readonly receiver: Receiver;
   private readonly dealers = new Set<DealerConnection>();
   private bound: PeerAddress | undefined;

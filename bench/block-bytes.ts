@@ -1,7 +1,8 @@
 // How fast are fills, checks and copies of block bytes on one thread, by its CPU time?
 
 import { loadNative } from '../native/index.js';
-import { computeLayout, writeHeader } from '../src/shared/layout.js';
+import { computeLayout } from '../src/shared/layout.js';
+import { writeHeader } from '../src/shared/layout-header.js';
 import { EXTENT_HEADER_BYTES, ExtentWord, PositionStatus } from '../src/shared/operations.js';
 import type { BenchGroup, BenchOptions, Row } from './rows.js';
 import { rowOf } from './rows.js';

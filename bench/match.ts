@@ -15,8 +15,8 @@ import {
   firstSlotOfShard,
   recordOffset,
   workerScratch,
-  writeHeader,
 } from '../src/shared/layout.js';
+import { writeHeader } from '../src/shared/layout-header.js';
 import { EXTENT_HEADER_BYTES, ExtentFlag, ExtentWord, PositionStatus } from '../src/shared/operations.js';
 import { Phase, SlotTable, packState } from '../src/shared/slot-state.js';
 import type { BenchGroup, BenchOptions, Row } from './rows.js';

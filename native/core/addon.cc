@@ -27,6 +27,7 @@ napi_value init(napi_env env, napi_value exports) {
   napi_add_env_cleanup_hook(env, cleanUp, state);
   registerMappingFunctions(env, exports);
   registerCoreFunctions(env, exports);
+  registerBlockFunctions(env, exports);
   registerWakerFunctions(env, exports);
   registerNixl(env, exports);
   return exports;

@@ -1,4 +1,4 @@
-// The Node-API face of the index, the pins and the block bytes: every number is checked here or in readExtent().
+// The Node-API face of the index and the pins: every number is checked here or in readExtent().
 
 #include "core/bindings.h"
 
@@ -8,44 +8,13 @@
 
 #include "core/block_bytes.h"
 #include "core/env_state.h"
+#include "core/extent_args.h"
 #include "core/matching.h"
-#include "core/napi_args.h"
-#include "core/slot_state.h"
 
 namespace kvpeer {
 namespace {
 
-constexpr uint64_t kMaxOffset = (uint64_t{1} << 53) - 1;
 constexpr double kSeventeenBits = 131072;
-
-// Arguments 0 and `extentAt`: control handle and extent offset.
-template <size_t Count>
-const ControlMap* readTarget(napi_env env, Arguments<Count>& args, size_t extentAt, bool needsKeys, Extent* extent) {
-  const uint32_t handle = args.uint32(0, "control");
-  const uint64_t offset = args.integer(extentAt, "extent", 0, kMaxOffset);
-  if (!args.ok()) return nullptr;
-  const ControlMap* control = findControl(env, handle);
-  if (control == nullptr) {
-    args.failRange("no such control mapping");
-    return nullptr;
-  }
-  const char* error = readExtent(*control, offset, needsKeys, extent);
-  if (error != nullptr) args.failRange(error);
-  return args.ok() ? control : nullptr;
-}
-
-// Arguments `at` and `at` + 1: first position and count, -1 meaning to the end.
-template <size_t Count>
-void readRange(Arguments<Count>& args, size_t at, const Extent& extent, uint32_t* first, uint32_t* end) {
-  const uint64_t start = args.integer(at, "first", 0, kMaxExtentKeys);
-  const int64_t count = args.integerOrMinusOne(at + 1, "count", kMaxExtentKeys);
-  if (!args.ok()) return;
-  if (start > extent.count || (count >= 0 && static_cast<uint64_t>(count) > extent.count - start)) {
-    return args.failRange("the range is not inside the extent");
-  }
-  *first = static_cast<uint32_t>(start);
-  *end = count < 0 ? extent.count : static_cast<uint32_t>(start) + static_cast<uint32_t>(count);
-}
 
 // match(control, extent, first, count, worker, onlyShard) -> packed counts, or minus an outcome
 napi_value match(napi_env env, napi_callback_info info) {
@@ -145,158 +114,6 @@ napi_value hashKey(napi_env env, napi_callback_info info) {
   return pair;
 }
 
-// The positions of a range, their slots and the pool: what every call on block bytes starts with.
-struct BlockRange {
-  const ControlMap* control = nullptr;
-  Extent extent;
-  uint8_t* pool = nullptr;
-  uint32_t first = 0;
-  uint32_t end = 0;
-
-  uint8_t* block(uint32_t slot) const { return pool + slot * control->blockBytes; }
-  // The content of a block belongs to the key in its record: an extent need not have its keys any more.
-  uint64_t keyHash(uint32_t slot) const {
-    static const HashSecrets unseeded = deriveSecrets(0);
-    return hashBytes(control->records().key(slot), control->keyBytes, unseeded).low;
-  }
-  uint64_t* checksum(uint32_t slot) const { return control->records().checksum(slot); }
-
-  // Calls visit(position, slot) where `isWanted(status)` holds; false when a slot number is wrong.
-  template <typename IsWanted, typename Visit>
-  bool forEach(IsWanted isWanted, Visit visit) const {
-    for (uint32_t position = first; position < end; ++position) {
-      if (!isWanted(__atomic_load_n(extent.statuses + position, __ATOMIC_ACQUIRE))) continue;
-      const auto slot = static_cast<uint32_t>(__atomic_load_n(extent.slots + position, __ATOMIC_RELAXED));
-      if (slot >= control->numBlocks) return false;
-      visit(position, slot);
-    }
-    return true;
-  }
-};
-
-bool isReserved(uint8_t status) { return status == kStatusReserved; }
-bool isReadable(uint8_t status) { return status == kStatusPinned || status == kStatusFound; }
-
-// Arguments 0 to 4: control, pool, extent, first, count.
-template <size_t Count>
-bool readBlockRange(napi_env env, Arguments<Count>& args, BlockRange* range) {
-  range->control = readTarget(env, args, 2, false, &range->extent);
-  const uint32_t poolHandle = args.uint32(1, "pool");
-  if (!args.ok()) return false;
-  const Mapping* pool = findMapping(env, poolHandle);
-  if (pool == nullptr || pool->bytes < range->control->poolBytes || pool->base == range->control->base) {
-    args.failRange("no such pool");
-    return false;
-  }
-  range->pool = pool->base;
-  readRange(args, 3, range->extent, &range->first, &range->end);
-  return args.ok();
-}
-
-// Runs `visit` over the range and returns what it counted, or throws for a wrong slot number.
-template <size_t Count, typename IsWanted, typename Visit>
-napi_value countBlocks(napi_env env, Arguments<Count>& args, const BlockRange& range, IsWanted isWanted, Visit visit) {
-  uint32_t count = 0;
-  const bool isSound = range.forEach(
-      isWanted, [&](uint32_t position, uint32_t slot) { count += visit(position, slot) ? 1 : 0; });
-  if (!isSound) args.failRange("a position names a slot that does not exist");
-  return args.ok() ? toNumber(env, count) : nullptr;
-}
-
-// copyIn(control, pool, extent, first, count, source) -> blocks copied
-napi_value copyIn(napi_env env, napi_callback_info info) {
-  Arguments<6> args(env, info, "copyIn");
-  BlockRange range;
-  if (!readBlockRange(env, args, &range)) return nullptr;
-  const uint64_t token = args.integer(5, "source", 1, kMaxOffset);
-  if (!args.ok()) return nullptr;
-  const uint8_t* source = nullptr;
-  size_t bytes = 0;
-  void* borrowed = regionApi()->borrowBuffer(token, &source, &bytes);
-  if (borrowed == nullptr) {
-    args.failRange("no buffer is held under this token");
-    return nullptr;
-  }
-  const uint64_t blockBytes = range.control->blockBytes;
-  napi_value copied = nullptr;
-  if (bytes / blockBytes < range.end) {
-    args.failRange("the buffer has fewer bytes than the blocks of the range");
-  } else {
-    copied = countBlocks(env, args, range, isReserved, [&](uint32_t position, uint32_t slot) {
-      copyBlock(range.block(slot), source + position * blockBytes, blockBytes);
-      return true;
-    });
-  }
-  regionApi()->giveBack(borrowed);
-  return copied;
-}
-
-napi_value fillFromKey(napi_env env, napi_callback_info info) {
-  Arguments<5> args(env, info, "fillFromKey");
-  BlockRange range;
-  if (!readBlockRange(env, args, &range)) return nullptr;
-  return countBlocks(env, args, range, isReserved, [&](uint32_t, uint32_t slot) {
-    fillBlock(range.block(slot), range.control->blockBytes, range.keyHash(slot));
-    return true;
-  });
-}
-
-napi_value verifyFromKey(napi_env env, napi_callback_info info) {
-  Arguments<5> args(env, info, "verifyFromKey");
-  BlockRange range;
-  if (!readBlockRange(env, args, &range)) return nullptr;
-  return countBlocks(env, args, range, isReadable, [&](uint32_t, uint32_t slot) {
-    return !isFilledBlock(range.block(slot), range.control->blockBytes, range.keyHash(slot));
-  });
-}
-
-napi_value poison(napi_env env, napi_callback_info info) {
-  Arguments<5> args(env, info, "poison");
-  BlockRange range;
-  if (!readBlockRange(env, args, &range)) return nullptr;
-  return countBlocks(env, args, range, isReserved, [&](uint32_t, uint32_t slot) {
-    poisonBlock(range.block(slot), range.control->blockBytes);
-    return true;
-  });
-}
-
-napi_value checksum(napi_env env, napi_callback_info info) {
-  Arguments<5> args(env, info, "checksum");
-  BlockRange range;
-  if (!readBlockRange(env, args, &range)) return nullptr;
-  return countBlocks(env, args, range, isReserved, [&](uint32_t, uint32_t slot) {
-    *range.checksum(slot) = checksumBlock(range.block(slot), range.control->blockBytes);
-    return true;
-  });
-}
-
-// verifyChecksum(control, pool, extent, first, count, checksums) -> damaged blocks
-napi_value verifyChecksum(napi_env env, napi_callback_info info) {
-  Arguments<6> args(env, info, "verifyChecksum");
-  BlockRange range;
-  if (!readBlockRange(env, args, &range)) return nullptr;
-  const uint64_t expectedAt = args.integer(5, "checksums", 0, kMaxOffset);
-  if (!args.ok()) return nullptr;
-  const ControlMap& control = *range.control;
-  const uint64_t bytes = uint64_t{range.extent.count} * 8;
-  if (expectedAt % 8 != 0 || expectedAt < control.arenaOffset || expectedAt - control.arenaOffset > control.arenaBytes ||
-      bytes > control.arenaBytes - (expectedAt - control.arenaOffset)) {
-    args.failRange("the checksums are not in the arena");
-    return nullptr;
-  }
-  const uint8_t* expected = control.base + expectedAt;
-  return countBlocks(env, args, range, isReserved, [&](uint32_t position, uint32_t slot) {
-    const uint64_t found = checksumBlock(range.block(slot), control.blockBytes);
-    const bool isDamaged = found != loadWord(expected + position * 8ull);
-    if (isDamaged) {
-      __atomic_store_n(range.extent.statuses + position, static_cast<uint8_t>(kStatusDamaged), __ATOMIC_RELEASE);
-    } else {
-      *range.checksum(slot) = found;
-    }
-    return isDamaged;
-  });
-}
-
 napi_value threadCpuNs(napi_env env, napi_callback_info) {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -311,12 +128,6 @@ void registerCoreFunctions(napi_env env, napi_value exports) {
   exportFunction(env, exports, "resolve", resolve);
   exportFunction(env, exports, "hashKeys", hashKeys);
   exportFunction(env, exports, "hashKey", hashKey);
-  exportFunction(env, exports, "copyIn", copyIn);
-  exportFunction(env, exports, "fillFromKey", fillFromKey);
-  exportFunction(env, exports, "verifyFromKey", verifyFromKey);
-  exportFunction(env, exports, "poison", poison);
-  exportFunction(env, exports, "checksum", checksum);
-  exportFunction(env, exports, "verifyChecksum", verifyChecksum);
   exportFunction(env, exports, "threadCpuNs", threadCpuNs);
   napi_value features = nullptr;
   napi_create_object(env, &features);

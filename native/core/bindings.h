@@ -1,4 +1,4 @@
-// The Node-API face of the index, the pins and the block bytes.
+// The Node-API faces of the core: bindings.cc and block_bindings.cc.
 #pragma once
 
 #include <node_api.h>
@@ -8,6 +8,9 @@ namespace kvpeer {
 // Raised together with ADDON_VERSION in native/index.ts.
 constexpr int kAddonVersion = 1;
 
+// Index, pins, and facts about the machine.
 void registerCoreFunctions(napi_env env, napi_value exports);
+// Block bytes.
+void registerBlockFunctions(napi_env env, napi_value exports);
 
 }  // namespace kvpeer

@@ -3,7 +3,7 @@
 /*
  * Control mapping (all sections start on a multiple of 4096 bytes):
  *
- *     0         header        magic, layout version, sizes, seed, incarnation, section offsets: u64 each (HeaderField)
+ *     0         header        magic, layout version, sizes, seed, incarnation, section offsets: u64 each (layout-header.ts)
  *     words     control words main's armed word; then per worker its armed word and its stop word; 128 bytes each
  *     rings     per worker    submission ring, completion ring: | head, 128 | tail, 128 | ringCapacity x 32 |
  *     scratch   per worker    SCRATCH_BYTES for native calls that hand JavaScript a list (hashKeys)
@@ -30,11 +30,6 @@ export type SlotIndex = Branded<'SlotIndex'>;
 export type ShardId = Branded<'ShardId'>;
 /** Bytes from the start of a mapping. */
 export type ByteOffset = Branded<'ByteOffset'>;
-
-/** "kvpeerCM", read as a little-endian u64. */
-export const LAYOUT_MAGIC = 0x4d43_7265_6570_766bn;
-/** Raised with every change of this map; the native code and an adopted mapping must agree with it. */
-export const LAYOUT_VERSION = 1;
 
 /** Two cache lines: adjacent-line prefetch would otherwise let neighbours disturb each other. */
 export const CONTROL_WORD_BYTES = 128;
@@ -74,37 +69,11 @@ export const HASH_WORDS = 4;
 export const SCRATCH_BYTES = 65_536;
 export const COUNTERS_PER_WORKER = 64;
 
-const PAGE = 4096;
+/** Sections start on a page; the header has one of its own. */
+export const PAGE_BYTES = 4096;
 const ARENA_BASE_BYTES = 16 * 1024 * 1024;
 const ARENA_BYTES_PER_SLOT = 24;
 const DEFAULT_RING_CAPACITY = 1024;
-
-/** Header fields, u64 little endian at `field * 8`. The native code reads the same list (native/core/layout.h). */
-export const HeaderField = {
-  Magic: 0,
-  Version: 1,
-  ControlBytes: 2,
-  PoolBytes: 3,
-  NumBlocks: 4,
-  BlockBytes: 5,
-  KeyBytes: 6,
-  ShardCount: 7,
-  SlotsPerShard: 8,
-  BucketsPerShard: 9,
-  RecordBytes: 10,
-  RingCapacity: 11,
-  Seed: 12,
-  Incarnation: 13,
-  WordsOffset: 14,
-  RingsOffset: 15,
-  ScratchOffset: 16,
-  CountersOffset: 17,
-  ArenaOffset: 18,
-  ArenaBytes: 19,
-  IndexOffset: 20,
-  RecordsOffset: 21,
-} as const;
-const HEADER_FIELD_COUNT = 22;
 
 export interface LayoutOptions {
   /** Slots asked for; rounded down to a multiple of shardCount. */
@@ -143,12 +112,6 @@ export interface Layout {
   readonly poolBytes: number;
 }
 
-/** What readLayout finds beside the sizes. */
-export interface AdoptedLayout extends Layout {
-  readonly seed: bigint;
-  readonly incarnation: bigint;
-}
-
 /**
  * Places every section for a node of this size.
  *
@@ -171,8 +134,8 @@ export function computeLayout(options: LayoutOptions): Layout {
   const slotsPerShard = Math.floor(options.numBlocks / shardCount);
   const numBlocks = slotsPerShard * shardCount;
   const askedArenaBytes = options.arenaBytes ?? ARENA_BASE_BYTES + ARENA_BYTES_PER_SLOT * numBlocks;
-  requireInteger('arenaBytes', askedArenaBytes, PAGE, MAX_CONTROL_BYTES);
-  const arenaBytes = roundUp(askedArenaBytes, PAGE);
+  requireInteger('arenaBytes', askedArenaBytes, PAGE_BYTES, MAX_CONTROL_BYTES);
+  const arenaBytes = roundUp(askedArenaBytes, PAGE_BYTES);
   const bucketsPerShard = bucketsFor(slotsPerShard);
   const recordBytes = keyBytes <= SMALL_KEY_BYTES ? 64 : 128;
   const poolBytes = numBlocks * blockBytes + POOL_SCRATCH_BYTES;
@@ -180,10 +143,10 @@ export function computeLayout(options: LayoutOptions): Layout {
     throw new RangeError(`a pool of ${numBlocks} x ${blockBytes} bytes cannot be addressed; lower numBlocks`);
   }
 
-  let end = PAGE;
+  let end = PAGE_BYTES;
   const place = (bytes: number): ByteOffset => {
     const offset = end;
-    end = roundUp(end + bytes, PAGE);
+    end = roundUp(end + bytes, PAGE_BYTES);
     return offset as ByteOffset;
   };
   const wordsOffset = place((1 + 2 * shardCount) * CONTROL_WORD_BYTES);
@@ -218,80 +181,6 @@ export function computeLayout(options: LayoutOptions): Layout {
     controlBytes: end,
     poolBytes,
   };
-}
-
-/**
- * Writes the header of a new control mapping (zeroed memory: every slot FREE, every index entry empty). The magic is
- * stored last, so a mapping whose maker died half-way is not adopted.
- *
- * @param seed        random u64, secret: the hash of keys that come from the network starts from it
- * @param incarnation random u64, another one for each process that runs on this mapping
- */
-export function writeHeader(
-  control: SharedArrayBuffer,
-  layout: Layout,
-  identity: { readonly seed: bigint; readonly incarnation: bigint },
-): void {
-  if (control.byteLength < layout.controlBytes) {
-    throw new RangeError(
-      `the control mapping has ${control.byteLength} bytes, the layout needs ${layout.controlBytes}`,
-    );
-  }
-  const fields = new BigUint64Array(control, 0, HEADER_FIELD_COUNT);
-  const numbers = headerNumbers(layout);
-  for (const name of numberFieldNames) fields[HeaderField[name]] = BigInt(numbers[name]);
-  fields[HeaderField.Seed] = identity.seed;
-  fields[HeaderField.Incarnation] = identity.incarnation;
-  Atomics.store(fields, HeaderField.Magic, LAYOUT_MAGIC);
-}
-
-/** A mapping that is taken over after a restart gets a new incarnation. */
-export function writeIncarnation(control: SharedArrayBuffer, incarnation: bigint): void {
-  new BigUint64Array(control, 0, HEADER_FIELD_COUNT)[HeaderField.Incarnation] = incarnation;
-}
-
-/**
- * Reads and checks the header of a control mapping.
- *
- * @throws RangeError naming the field that is wrong, what it is and what it must be
- */
-export function readLayout(control: SharedArrayBuffer): AdoptedLayout {
-  if (control.byteLength < PAGE) {
-    throw new RangeError(
-      `the control mapping has ${control.byteLength} bytes, less than its header (${PAGE})`,
-    );
-  }
-  const fields = new BigUint64Array(control, 0, HEADER_FIELD_COUNT);
-  if (Atomics.load(fields, HeaderField.Magic) !== LAYOUT_MAGIC) {
-    throw new RangeError('the control mapping has no kvpeer header (wrong magic)');
-  }
-  const version = Number(fields[HeaderField.Version]);
-  if (version !== LAYOUT_VERSION) {
-    throw new RangeError(
-      `the control mapping has layout version ${version}, this program has ${LAYOUT_VERSION}; start with a new pool`,
-    );
-  }
-  const found = (name: NumberField): number => Number(fields[HeaderField[name]]);
-  const layout = computeLayout({
-    numBlocks: found('NumBlocks'),
-    blockBytes: found('BlockBytes'),
-    keyBytes: found('KeyBytes'),
-    shardCount: found('ShardCount'),
-    ringCapacity: found('RingCapacity'),
-    arenaBytes: found('ArenaBytes'),
-  });
-  const expected = headerNumbers(layout);
-  for (const name of numberFieldNames) {
-    if (found(name) !== expected[name]) {
-      throw new RangeError(`the control mapping's ${name} is ${found(name)}, it must be ${expected[name]}`);
-    }
-  }
-  if (control.byteLength < layout.controlBytes) {
-    throw new RangeError(
-      `the control mapping has ${control.byteLength} bytes, its header says ${layout.controlBytes}`,
-    );
-  }
-  return { ...layout, seed: fields[HeaderField.Seed], incarnation: fields[HeaderField.Incarnation] };
 }
 
 export function mainArmedWord(layout: Layout): ByteOffset {
@@ -349,36 +238,6 @@ export function poolScratchOffset(layout: Layout): ByteOffset {
 export function extentOffset(extentUnit: number): ByteOffset {
   return (extentUnit * EXTENT_UNIT_BYTES) as ByteOffset;
 }
-
-type NumberField = Exclude<keyof typeof HeaderField, 'Magic' | 'Seed' | 'Incarnation'>;
-
-function headerNumbers(layout: Layout): Record<NumberField, number> {
-  return {
-    Version: LAYOUT_VERSION,
-    ControlBytes: layout.controlBytes,
-    PoolBytes: layout.poolBytes,
-    NumBlocks: layout.numBlocks,
-    BlockBytes: layout.blockBytes,
-    KeyBytes: layout.keyBytes,
-    ShardCount: layout.shardCount,
-    SlotsPerShard: layout.slotsPerShard,
-    BucketsPerShard: layout.bucketsPerShard,
-    RecordBytes: layout.recordBytes,
-    RingCapacity: layout.ringCapacity,
-    WordsOffset: layout.wordsOffset,
-    RingsOffset: layout.ringsOffset,
-    ScratchOffset: layout.scratchOffset,
-    CountersOffset: layout.countersOffset,
-    ArenaOffset: layout.arenaOffset,
-    ArenaBytes: layout.arenaBytes,
-    IndexOffset: layout.indexOffset,
-    RecordsOffset: layout.recordsOffset,
-  };
-}
-
-const numberFieldNames = (Object.keys(HeaderField) as (keyof typeof HeaderField)[]).filter(
-  (name): name is NumberField => name !== 'Magic' && name !== 'Seed' && name !== 'Incarnation',
-);
 
 /** Two entries per slot keep the load at one half; at least a pair, and whole pages beyond one. */
 function bucketsFor(slots: number): number {

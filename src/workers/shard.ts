@@ -9,12 +9,12 @@ import {
   type Layout,
   completionRing,
   mainArmedWord,
-  readLayout,
   submissionRing,
   workerArmedWord,
   workerScratch,
   workerStopWord,
 } from '../shared/layout.js';
+import { readLayout } from '../shared/layout-header.js';
 import { RingConsumer, RingProducer, arm, disarm, sleepArmed, takeArmed } from '../shared/ring.js';
 import type { ShardTask, WorkerMessage } from '../shared/shard-task.js';
 import { SlotTable } from '../shared/slot-state.js';

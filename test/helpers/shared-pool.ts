@@ -12,8 +12,8 @@ import {
   firstSlotOfShard,
   recordOffset,
   workerScratch,
-  writeHeader,
 } from '../../src/shared/layout.js';
+import { writeHeader } from '../../src/shared/layout-header.js';
 import { EXTENT_HEADER_BYTES, ExtentWord, PositionStatus } from '../../src/shared/operations.js';
 import type { KeyPlace } from '../../src/shared/slot-state.js';
 import { Phase, SlotTable, packState } from '../../src/shared/slot-state.js';

@@ -7,7 +7,6 @@ import {
   BUCKET_BYTES,
   CONTROL_WORD_BYTES,
   COUNTERS_PER_WORKER,
-  HeaderField,
   MAX_CONTROL_BYTES,
   MAX_SHARDS,
   MAX_SLOTS,
@@ -21,16 +20,14 @@ import {
   firstSlotOfShard,
   mainArmedWord,
   poolScratchOffset,
-  readLayout,
   recordOffset,
   shardOfSlot,
   submissionRing,
   workerArmedWord,
   workerScratch,
   workerStopWord,
-  writeHeader,
-  writeIncarnation,
 } from '../../src/shared/layout.js';
+import { HeaderField, readLayout, writeHeader, writeIncarnation } from '../../src/shared/layout-header.js';
 
 const options = fc.record({
   numBlocks: fc.integer({ min: 30, max: 400 }),

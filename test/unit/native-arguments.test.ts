@@ -3,7 +3,8 @@
 import { describe, expect, test } from 'vitest';
 import type { ControlHandle, Native } from '../../native/index.js';
 import { loadCoreAddon, loadNative } from '../../native/index.js';
-import { HeaderField, computeLayout, workerScratch } from '../../src/shared/layout.js';
+import { computeLayout, workerScratch } from '../../src/shared/layout.js';
+import { HeaderField } from '../../src/shared/layout-header.js';
 import { ExtentFlag, ExtentWord, PositionStatus } from '../../src/shared/operations.js';
 import { SharedPool, keyOf } from '../helpers/shared-pool.js';
 

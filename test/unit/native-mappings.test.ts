@@ -6,7 +6,8 @@ import { runInNewContext } from 'node:vm';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type { ControlHandle } from '../../native/index.js';
 import { loadNative } from '../../native/index.js';
-import { computeLayout, writeHeader } from '../../src/shared/layout.js';
+import { computeLayout } from '../../src/shared/layout.js';
+import { writeHeader } from '../../src/shared/layout-header.js';
 
 const native = loadNative();
 // Another file for every test: mappings of the ones before may not have been collected yet.

@@ -5,7 +5,8 @@ import { describe, expect, test } from 'vitest';
 import { loadNative } from '../../native/index.js';
 import type { ControlHandle } from '../../native/index.js';
 import { loadNixl } from '../../native/nixl.js';
-import { computeLayout, writeHeader } from '../../src/shared/layout.js';
+import { computeLayout } from '../../src/shared/layout.js';
+import { writeHeader } from '../../src/shared/layout-header.js';
 
 const nixl = loadNixl();
 const native = loadNative();

@@ -3,13 +3,8 @@
 import { randomBytes } from 'node:crypto';
 import { statSync, unlinkSync } from 'node:fs';
 import { type Native, loadNative } from '../../../native/index.js';
-import {
-  type Layout,
-  computeLayout,
-  readLayout,
-  writeHeader,
-  writeIncarnation,
-} from '../../shared/layout.js';
+import { type Layout, computeLayout } from '../../shared/layout.js';
+import { readLayout, writeHeader, writeIncarnation } from '../../shared/layout-header.js';
 import { KvpeerError } from '../errors.js';
 import { type MemorySources, checkMemory, hostMemory } from './memory-limits.js';
 

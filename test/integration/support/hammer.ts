@@ -7,11 +7,11 @@ import {
   bucketOffset,
   completionRing,
   mainArmedWord,
-  readLayout,
   submissionRing,
   workerArmedWord,
   workerStopWord,
 } from '../../../src/shared/layout.js';
+import { readLayout } from '../../../src/shared/layout-header.js';
 import { ExtentFlag, PositionStatus } from '../../../src/shared/operations.js';
 import { RingConsumer, RingProducer, arm, sleepArmed, takeArmed } from '../../../src/shared/ring.js';
 import { Phase, packState, phaseOf, pinsOf, generationOf } from '../../../src/shared/slot-state.js';

@@ -87,11 +87,12 @@ export interface KeyList extends VerbatimKeys {
 }
 
 /** Abilities beyond the plain protocol that a kvpeer announces, by their key in the `kvpeer` map. */
-export const FEATURES = ['round_seq', 'ttl_ms', 'scratch_page'] as const;
+export const FEATURES = ['round_seq', 'ttl_ms', 'scratch_page', 'checksums'] as const;
 
 /**
  * * `round_seq`: `lookup_resp` carries the round it answers, so an old answer cannot mark a newer probe.
  * * `ttl_ms`: `lookup` and `fetch` say how long their answer is wanted.
+ * * `checksums`: `transfer_done` carries a checksum per block of its fetch, so that the consumer can tell damaged ones.
  * * `scratch_page`: a 4096-byte page behind the last block may be written, to wire a connection up before use.
  */
 export type Feature = (typeof FEATURES)[number];
@@ -199,6 +200,11 @@ export interface TransferDoneMessage {
   readonly kvRequestId: string;
   readonly success: boolean;
   readonly roundSeq: number;
+  /**
+   * Extension, with `success` true: 8 bytes for each key of the fetch, in its order: the checksum of the block as the
+   * producer stored it (XXH3 class, see native/core/block_bytes.h), 0 where it has none. A view of the message.
+   */
+  readonly checksums: Uint8Array | undefined;
 }
 
 /** Consumer to producer: this round is not wanted any more. */

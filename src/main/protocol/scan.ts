@@ -70,6 +70,7 @@ function build(found: Found): IncomingMessage {
         kvRequestId: kvRequestId(found),
         success: found.require('success').readBoolean('success'),
         roundSeq: roundSeq(found),
+        checksums: checksums(found),
       };
     case 'abort_fetch':
     case 'abort_ack':
@@ -138,6 +139,18 @@ function readFingerprint(found: Found): string {
     default:
       return reader.readText('config_fingerprint', 0);
   }
+}
+
+/** Bytes of one checksum. */
+const CHECKSUM_BYTES = 8;
+
+/** 8 bytes per block; of another form it counts as absent, and then nothing is checked. */
+function checksums(found: Found): Uint8Array | undefined {
+  if (!found.has('checksums')) return undefined;
+  const { reader } = found;
+  const length = reader.enterBin();
+  if (length === undefined || length % CHECKSUM_BYTES !== 0) return undefined;
+  return reader.payload.subarray(reader.position, reader.position + length);
 }
 
 function kvRequestId(found: Found): string {

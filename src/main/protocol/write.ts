@@ -38,6 +38,7 @@ const NAME = {
   roundSeq: name('round_seq'),
   success: name('success'),
   ttlMs: name('ttl_ms'),
+  checksums: name('checksums'),
   peerId: name('peer_id'),
   agentMetadata: name('agent_metadata'),
   baseAddr: name('base_addr'),
@@ -248,18 +249,34 @@ export function writeFetch(
   return writer.finish();
 }
 
-export function writeTransferDone(kvRequestId: string, success: boolean, roundSeq: number): Buffer {
+/** Extension field of `transfer_done`, for a peer that announced `checksums`. */
+export interface ChecksumExtension {
+  /** 8 bytes for each key of the fetch, in its order; copied. */
+  readonly checksums?: Uint8Array | undefined;
+}
+
+export function writeTransferDone(
+  kvRequestId: string,
+  success: boolean,
+  roundSeq: number,
+  { checksums }: ChecksumExtension = {},
+): Buffer {
   const writer = new Writer(
     headBytes(TYPE.transferDone, kvRequestId) +
       NAME.success.length +
       1 +
-      numberBytes(NAME.roundSeq, roundSeq),
+      numberBytes(NAME.roundSeq, roundSeq) +
+      (checksums === undefined ? 0 : NAME.checksums.length + binBytes(checksums.length)),
   );
-  writer.mapHead(4);
+  writer.mapHead(checksums === undefined ? 4 : 5);
   writeHead(writer, TYPE.transferDone, kvRequestId);
   writer.raw(NAME.success);
   writer.byte(success ? HIT : MISS);
   writeNumber(writer, NAME.roundSeq, roundSeq);
+  if (checksums !== undefined) {
+    writer.raw(NAME.checksums);
+    writer.bin(checksums);
+  }
   return writer.finish();
 }
 

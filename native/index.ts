@@ -134,7 +134,7 @@ export interface Native {
   checksum(control: ControlHandle, pool: PoolHandle, extent: number, first: number, count: number): number;
   /**
    * Compares Reserved positions with expected checksums: u64 per position of the extent at byte `checksums` of the
-   * control mapping, inside the arena. A damaged one gets status Damaged, a good one its checksum in the slot record. Returns the damaged blocks.
+   * control mapping, inside the arena, 0 where none is known. A damaged one gets status Damaged, a good one its checksum in the slot record. Returns the damaged blocks.
    */
   verifyChecksum(
     control: ControlHandle,

@@ -149,7 +149,8 @@ napi_value verifyChecksum(napi_env env, napi_callback_info info) {
   const uint8_t* expected = control.base + expectedAt;
   return countBlocks(env, args, range, isReserved, [&](uint32_t position, uint32_t slot) {
     const uint64_t found = checksumBlock(range.block(slot), control.blockBytes);
-    const bool isDamaged = found != loadWord(expected + position * 8ull);
+    const uint64_t wanted = loadWord(expected + position * 8ull);
+    const bool isDamaged = wanted != 0 && wanted != found;
     if (isDamaged) {
       __atomic_store_n(range.extent.statuses + position, static_cast<uint8_t>(kStatusDamaged), __ATOMIC_RELEASE);
     } else {

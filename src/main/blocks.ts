@@ -21,6 +21,8 @@ export interface BlocksOptions {
   readonly shards: ShardClient;
   readonly pool: SharedArrayBuffer;
   readonly joins: Joins;
+  /** Keep a checksum of every block that is stored. */
+  readonly hasChecksums: boolean;
   /** How long a store waits for blocks that another store or load is writing. */
   readonly storeMs: number;
   now(): number;
@@ -191,6 +193,7 @@ export class Blocks {
         await submit<undefined>('store', (done) => {
           write(set, done);
         });
+        await this.#checksum(set);
       } catch (error) {
         await submit<undefined>('store', (done) => {
           shards.abandon(set, { quarantine: false }, done);
@@ -199,6 +202,13 @@ export class Blocks {
       }
     }
     return this.#publish(span, set, keep);
+  }
+
+  async #checksum(set: SlotSet): Promise<void> {
+    if (!this.#options.hasChecksums || set.reservedCount === 0) return;
+    await submit<undefined>('checksum', (done) => {
+      this.#options.shards.checksum(set, done);
+    });
   }
 
   async reserve(keys: PackedKeys, keep?: StoredPins): Promise<Reservation> {
@@ -228,6 +238,7 @@ export class Blocks {
         isOpen && index >= 0 && index < span.count && slots[index] >= 0 ? this.view(slots[index]) : undefined,
       commit: async () => {
         close();
+        await this.#checksum(set);
         return this.#publish(owned, set, keep);
       },
       cancel: async () => {

@@ -132,8 +132,12 @@ export class Node {
     this.#announcement = {
       version: WIRE_VERSION,
       incarnation: makeIncarnation(),
-      features:
-        options.dataPlane.name === 'nixl' ? ['round_seq', 'ttl_ms', 'scratch_page'] : ['round_seq', 'ttl_ms'],
+      features: [
+        'round_seq',
+        'ttl_ms',
+        ...(options.dataPlane.name === 'nixl' ? (['scratch_page'] as const) : []),
+        ...(resolved.checksums ? (['checksums'] as const) : []),
+      ],
     };
     const wakeAt = (timeMs: number): void => {
       this.#alarm.wakeAt(timeMs);
@@ -251,6 +255,7 @@ export class Node {
         },
       },
       times: resolved,
+      hasChecksums: resolved.checksums,
       now: this.now,
       openDealer: (address, onDown) => this.#transport.openDealer(address, { onDown }),
       connectFrame: () =>

@@ -94,6 +94,7 @@ export class Peer implements PeerApi {
       shards: shards.client,
       pool: shards.pool,
       joins: node.joins,
+      hasChecksums: options.checksums,
       storeMs: options.storeMs,
       now: node.now,
     });

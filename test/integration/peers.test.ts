@@ -282,3 +282,34 @@ test('an illegal combination is rejected where the request enters, with both key
     );
   }
 });
+
+test('with checksums on both sides a damaged block is a miss here and counted, and the others arrive', async () => {
+  const [a, b] = [await startPeer({ checksums: true }), await startPeer({ checksums: true })];
+  await a.content.storeFilled(testKeys(0, 20));
+  const pinned = await a.pin(testKeys(7, 1));
+  const block = pinned.block(0);
+  expect(block).toBeDefined();
+  if (block) block[100] ^= 0xff;
+  pinned.release();
+  const request = b.open({ remote_kv_source: named(a, 'damaged') });
+  expect((await request.lookup(testKeys(0, 20))).leadingCount).toBe(20);
+  const load = await request.load(testKeys(0, 20));
+  expect(load.presentCount).toBe(19);
+  expect(load.slots[7]).toBe(-1);
+  expect(await b.content.verify(load)).toBe(0);
+  load.release();
+  request.finish();
+  expect(await b.metrics.metrics()).toMatch(/kvpeer_misses_total\{reason="checksum"\} 1/);
+  await atRest(a, b);
+  expect(b.stats().slots.ready).toBe(19);
+});
+
+test('checksums that only one side keeps are neither sent nor asked for', async () => {
+  const [a, b] = [await startPeer({ checksums: true }), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 5));
+  const request = b.open({ remote_kv_source: named(a, 'one-sided') });
+  await request.lookup(testKeys(0, 5));
+  expect(await pull(b, request, 0, 5)).toEqual({ present: 5, pulled: 5 });
+  request.finish();
+  await atRest(a, b);
+});

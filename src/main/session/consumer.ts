@@ -340,7 +340,7 @@ export class Consumer implements ConsumerRole {
 
   onTransferDone(message: TransferDoneMessage): void {
     const load = this.#loadOf(message);
-    if (load) load.onTransferDone(message.success);
+    if (load) load.onTransferDone(message.success, message.checksums);
     else this.#onRoundEnded(message);
   }
 

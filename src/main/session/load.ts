@@ -14,6 +14,9 @@ import { unknownWriter } from './writer-identity.js';
 /** A pull slower than this is taken for dead: added to the load deadline by size. Bytes per millisecond (50 MB/s). */
 const SLOWEST_BYTES_PER_MS = 50_000;
 
+/** Bytes of one checksum in transfer_done. */
+const CHECKSUM_BYTES = 8;
+
 export interface LoadHost {
   readonly context: RoleContext;
   readonly joins: Joins;
@@ -141,12 +144,13 @@ export class Load {
     this.#wait(context.now() + this.budgetMs);
   }
 
-  onTransferDone(isSuccess: boolean): void {
+  /** @param checksums 8 bytes per key of the fetch, from a peer that sends them */
+  onTransferDone(isSuccess: boolean, checksums: Uint8Array | undefined): void {
     const phase = this.#phase;
     if (phase.name !== 'fetching' && phase.name !== 'draining') return;
     const { context } = this.#host;
     // Without a data plane nobody wrote anything, whatever the peer says.
-    if (isSuccess && context.remote()?.dataPeer !== undefined) this.#publish(phase);
+    if (isSuccess && context.remote()?.dataPeer !== undefined) this.#verify(phase, checksums);
     else this.#onFailed(phase);
   }
 
@@ -159,6 +163,31 @@ export class Load {
   #onFailed({ set, round }: Fetched): void {
     if (!this.#hasResult) this.#host.context.counters.miss('load-failed', set.reservedCount);
     this.#giveBack(set, round, 'load-failed');
+  }
+
+  /** A damaged block becomes a miss and is counted; the others are published. */
+  #verify(phase: Fetched, checksums: Uint8Array | undefined): void {
+    const { context } = this.#host;
+    const { set, round } = phase;
+    if (checksums?.length !== set.reservedCount * CHECKSUM_BYTES || context.remote()?.hasChecksums !== true) {
+      this.#publish(phase);
+      return;
+    }
+    this.#phase = { name: 'settling' };
+    context.shards.verifyChecksums(set, atReserved(set, checksums), (failure, { damagedCount }) => {
+      if (failure) {
+        this.#giveBack(set, round, failure.code === 'KVPEER_WORKER_LOST' ? 'worker-lost' : 'busy');
+        return;
+      }
+      if (damagedCount > 0) {
+        context.counters.miss('checksum', damagedCount);
+        context.log.warn(
+          { peer: context.address, blocks: damagedCount },
+          'damaged blocks were pulled; they are misses',
+        );
+      }
+      this.#publish(phase);
+    });
   }
 
   #publish({ set, round }: Fetched): void {
@@ -329,6 +358,19 @@ export class Load {
     this.#phase = { name: 'over' };
     this.#calls.ended(round);
   }
+}
+
+/** Checksums of the fetch's keys, each at the position of its key in the whole set. */
+function atReserved(set: SlotSet, checksums: Uint8Array): Uint8Array {
+  const { statuses } = set;
+  const placed = new Uint8Array(set.count * CHECKSUM_BYTES);
+  let from = 0;
+  for (let i = 0; i < set.count; i++) {
+    if (statuses[i] !== PositionStatus.Reserved) continue;
+    placed.set(checksums.subarray(from, from + CHECKSUM_BYTES), i * CHECKSUM_BYTES);
+    from += CHECKSUM_BYTES;
+  }
+  return placed;
 }
 
 /** Positions of a set that have the status; `maxCount` bounds how many there are. */

@@ -80,7 +80,8 @@ export interface Write {
 
 /** What the peer is waiting for, sent when nothing of the pair (id, round) can land any more. */
 export type OwedAnswer =
-  { readonly type: 'transfer_done'; readonly success: boolean } | { readonly type: 'abort_ack' };
+  | { readonly type: 'transfer_done'; readonly success: boolean; readonly checksums?: Uint8Array | undefined }
+  | { readonly type: 'abort_ack' };
 
 /** Everything about a pair (kv_request_id, round_seq). */
 export interface Round {

@@ -178,7 +178,7 @@ export class ProducerWrites {
       this.#context.send(
         owed.type === 'abort_ack'
           ? writeAbortAck(kvRequestId, roundSeq)
-          : writeTransferDone(kvRequestId, owed.success, roundSeq),
+          : writeTransferDone(kvRequestId, owed.success, roundSeq, { checksums: owed.checksums }),
       );
     }
     this.#rounds.settle(round, this.#context.now());

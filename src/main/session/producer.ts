@@ -261,11 +261,25 @@ export class Producer implements ProducerRole {
     this.#demands.start(round, message, peer, state === 'finished');
   }
 
+  /** All is written, or nothing more will be. With checksums the consumer is told what it should have got. */
   #endFetch(fetch: Fetch, success: boolean): void {
+    if (!success || this.#context.remote()?.hasChecksums !== true) {
+      this.#closeFetch(fetch, success, undefined);
+      return;
+    }
+    const { shards } = this.#context;
+    shards.match(fetch.message.keys, { pin: false }, (_failure, set) => {
+      const checksums = set && shards.checksumsOf(set);
+      if (set) shards.release(set);
+      if (!fetch.isClosed && !this.#isEnded) this.#closeFetch(fetch, true, checksums);
+    });
+  }
+
+  #closeFetch(fetch: Fetch, success: boolean, checksums: Uint8Array | undefined): void {
     this.#demands.forget(fetch);
     this.#writes.close(fetch);
     if (success) this.#decoderRequests.onFetched(fetch.round.kvRequestId);
-    this.#writes.owe(fetch.round, { type: 'transfer_done', success });
+    this.#writes.owe(fetch.round, { type: 'transfer_done', success, checksums });
   }
 
   #tellDemands(kvRequestId: string, isLast: boolean): void {

@@ -25,6 +25,8 @@ import type {
 export interface SessionEnvironment {
   readonly identity: LocalIdentity;
   readonly times: SessionTimes;
+  /** This node keeps checksums and wants them of its peers. */
+  readonly hasChecksums?: boolean;
   now(): number;
   openDealer(address: string, onDown: (cause: DownCause) => void): DealerHandle;
   connectFrame(): Buffer;
@@ -340,7 +342,13 @@ export class Session {
     this.#env.register(connect, (ok, dataPeer) => {
       this.#isRegistering = false;
       if (ok) {
-        this.#remote = { isKvpeer: connect.kvpeer !== undefined, numBlocks: connect.numBlocks, dataPeer };
+        this.#remote = {
+          isKvpeer: connect.kvpeer !== undefined,
+          hasChecksums:
+            this.#env.hasChecksums === true && connect.kvpeer?.features.includes('checksums') === true,
+          numBlocks: connect.numBlocks,
+          dataPeer,
+        };
         this.#step({ type: 'registered' });
       } else {
         this.#step({ type: 'registration-failed' });

@@ -1,7 +1,7 @@
 // The shard client: what the session layer asks of the shards, as operations on the workers' rings.
 
 import type { BufferToken } from '../../../native/index.js';
-import { type Layout, MAX_EXTENT_KEYS } from '../../shared/layout.js';
+import { type Layout, MAX_EXTENT_KEYS, RECORD_CHECKSUM, recordOffset } from '../../shared/layout.js';
 import { ExtentFlag, ExtentWord, Opcode, Outcome, PositionStatus } from '../../shared/operations.js';
 import { Phase, SlotTable, generationOf, phaseOf } from '../../shared/slot-state.js';
 import { KvpeerError } from '../errors.js';
@@ -303,12 +303,30 @@ export class ShardsClient implements ShardClient {
             own.counts.pinned += reserved;
             this.pins += reserved;
           }
-          this.onSettled(own);
         }
-        done(failure, undefined);
-        if (failure === undefined && !keepPins) this.dropSet(own);
+        this.dropDamaged(own, failure, (settled) => {
+          if (settled === undefined) this.onSettled(own);
+          done(settled, undefined);
+          if (settled === undefined && !keepPins) this.dropSet(own);
+        });
       },
     );
+  }
+
+  /** Slots whose bytes were found damaged are FREE again; their positions are misses. */
+  private dropDamaged(
+    set: ExtentSet,
+    failure: Failure | undefined,
+    done: (failure: Failure | undefined) => void,
+  ): void {
+    if (failure !== undefined || set.counts.damaged === 0) {
+      done(failure);
+      return;
+    }
+    this.settle(set, Opcode.Abandon, 0, PositionStatus.Damaged, (abandoned) => {
+      if (abandoned === undefined) set.counts.damaged = 0;
+      done(abandoned);
+    });
   }
 
   abandon(set: SlotSet, options: { readonly quarantine: boolean }, done: Done<undefined>): void {
@@ -475,6 +493,51 @@ export class ShardsClient implements ShardClient {
     this.onBlocks(this.own(set), Opcode.Verify, 0, (failure, result0) => {
       done(failure, { mismatchCount: failure === undefined ? result0 : 0 });
     });
+  }
+
+  checksum(set: SlotSet, done: Done<undefined>): void {
+    this.onBlocks(this.own(set), Opcode.Checksum, 0, (failure) => {
+      done(failure, undefined);
+    });
+  }
+
+  verifyChecksums(set: SlotSet, expected: Uint8Array, done: Done<{ readonly damagedCount: number }>): void {
+    const own = this.own(set);
+    const area = this.extents.make({
+      count: 0,
+      spaceBytes: expected.length,
+      flags: 0,
+      pinLimit: 0,
+      peerNumBlocks: 0,
+    });
+    if (area === undefined) {
+      queueMicrotask(() => {
+        done({ code: 'KVPEER_BUSY' }, { damagedCount: 0 });
+      });
+      return;
+    }
+    const at = this.extents.memory.keysAt(area.extent);
+    this.extents.memory.bytes.set(expected, at);
+    this.onBlocks(own, Opcode.VerifyChecksum, at - own.extent, (failure, damagedCount) => {
+      this.extents.giveBack(area);
+      if (failure === undefined) {
+        own.counts.reserved -= damagedCount;
+        own.counts.damaged += damagedCount;
+      }
+      done(failure, { damagedCount: failure === undefined ? damagedCount : 0 });
+    });
+  }
+
+  checksumsOf(set: SlotSet): Uint8Array {
+    const { bytes } = this.extents.memory;
+    const { slots, count } = set;
+    const checksums = new Uint8Array(count * 8);
+    for (let i = 0; i < count; i += 1) {
+      if (slots[i] < 0) continue;
+      const at = recordOffset(this.options.layout, slots[i]) + RECORD_CHECKSUM;
+      checksums.set(bytes.subarray(at, at + 8), i * 8);
+    }
+    return checksums;
   }
 
   private onBlocks(

@@ -139,6 +139,15 @@ export interface ShardClient {
   /** Block i of a caller's buffer goes to position i if that is Reserved. The buffer (count * blockBytes) is held until done. */
   copyIn(set: SlotSet, source: Uint8Array, done: Done<undefined>): void;
   fill(set: SlotSet, done: Done<undefined>): void;
+  /** Keeps a checksum of each Reserved position's bytes, before they are published. */
+  checksum(set: SlotSet, done: Done<undefined>): void;
+  /**
+   * Compares the Reserved positions with checksums from elsewhere, 8 bytes per key, 0 where none is known. A damaged
+   * one is Damaged afterwards and will be a miss: publish() gives its slot back.
+   */
+  verifyChecksums(set: SlotSet, expected: Uint8Array, done: Done<{ readonly damagedCount: number }>): void;
+  /** The checksums that are kept for the set's slots, 8 bytes per key, 0 where there is none. */
+  checksumsOf(set: SlotSet): Uint8Array;
   poison(set: SlotSet, done: Done<undefined>): void;
   verify(set: SlotSet, done: Done<{ readonly mismatchCount: number }>): void;
 }

@@ -9,6 +9,8 @@ export interface SetCounts {
   pinned: number;
   pending: number;
   reserved: number;
+  /** Reserved before their bytes were found damaged. */
+  damaged: number;
   quarantined: number;
   leading: number;
 }
@@ -20,7 +22,7 @@ export class ExtentSet implements SlotSet {
   bytes: number;
   /** Of these, what is kept when leases, indexes and keys go. */
   readonly keptBytes: number;
-  readonly counts: SetCounts = { pinned: 0, pending: 0, reserved: 0, quarantined: 0, leading: 0 };
+  readonly counts: SetCounts = { pinned: 0, pending: 0, reserved: 0, damaged: 0, quarantined: 0, leading: 0 };
   /** An operation on the set itself is under way. */
   isBusy = false;
   /** Operations that read it (a match within it, a serve by it): it is not given back before they end. */

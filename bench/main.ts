@@ -4,10 +4,11 @@ import { writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { parseArgs } from 'node:util';
 import { blockBytesBench } from './block-bytes.js';
+import { evictionBench } from './eviction.js';
 import { matchBench } from './match.js';
 import type { BenchGroup, Row } from './rows.js';
 
-const GROUPS: readonly BenchGroup[] = [matchBench, blockBytesBench];
+const GROUPS: readonly BenchGroup[] = [matchBench, blockBytesBench, evictionBench];
 
 function isChosen(group: BenchGroup, only: string | undefined): boolean {
   if (only === undefined || only === group.name) return true;

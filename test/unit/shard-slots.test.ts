@@ -109,17 +109,26 @@ describe('the slots of a shard', () => {
     expect(faultsOf(node, owner, 0)).toEqual([]);
   });
 
-  it('evict the block that is deepest in its chain among the candidates', () => {
+  it('evict the tail of a chain before its head', () => {
     const node = new ControlMemory({ numBlocks: 4 });
     const owner = node.owner(0);
     owner.publish(reserve(node, [owner], [1, 2, 3, 4]), false);
-    const next = reserve(node, [owner], [9]);
-    const record = recordOffset(node.layout, node.slots(next)[0]);
-    expect(node.statuses(next)).toEqual([Reserved]);
-    node.match(node.extent([1, 2, 3]), 0);
-    const survivors = reserve(node, [owner], [1, 2, 3]);
-    expect(node.statuses(survivors)).toEqual([Pinned, Pinned, Pinned]);
-    expect(node.table.bytes[record + RECORD_CHAIN_POSITION]).toBe(0);
+    owner.publish(reserve(node, [owner], [8, 9]), false);
+    const chain = node.extent([1, 2, 3, 4]);
+    node.match(chain, 0);
+    expect(node.statuses(chain)).toEqual([Pinned, Pinned, Miss, Miss]);
+  });
+
+  it('keep the position of a block in its chain, up to 255', () => {
+    const node = new ControlMemory({ numBlocks: 4 });
+    const owner = node.owner(0);
+    const extent = node.extent([1, 2, 3]);
+    node.match(extent, 0);
+    owner.reserve(extent, 253);
+    const positions = node
+      .slots(extent)
+      .map((slot) => node.table.bytes[recordOffset(node.layout, slot) + RECORD_CHAIN_POSITION]);
+    expect(positions).toEqual([253, 254, 255]);
   });
 
   it('spare a block that was looked up since the hand came by last', () => {

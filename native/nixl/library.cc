@@ -61,11 +61,6 @@ std::string loadLibrary(const std::string& absolutePath) {
 
 const Functions* functions() { return ready.load(); }
 
-bool hasVersionedApi() {
-  const Functions* nixl = functions();
-  return nixl != nullptr && nixl->mem_free != nullptr;
-}
-
 void freeFromLibrary(void* memory) {
   const Functions* nixl = functions();
   if (nixl != nullptr && nixl->mem_free != nullptr) {

@@ -15,9 +15,6 @@ std::string loadLibrary(const std::string& absolutePath);
 // The functions, or nullptr before a successful loadLibrary().
 const Functions* functions();
 
-// True when the library announces its version, as the successor of 1.5.1's C API does.
-bool hasVersionedApi();
-
 // Gives back memory that the library allocated for its caller.
 void freeFromLibrary(void* memory);
 

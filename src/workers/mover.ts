@@ -12,10 +12,11 @@ import type { ControlHandle, PoolHandle } from '../../native/index.js';
 import { NixlStatus, PostResult } from '../../native/nixl.js';
 import type { NixlPeerHandle, NixlSender } from '../../native/nixl.js';
 import { PositionStatus } from '../shared/operations.js';
-import { SendGeneration } from './send-generation.js';
-import type { OpenRequest } from './send-generation.js';
+import { SendAgents } from './send-agents.js';
+import type { OpenRequest, SendGeneration } from './send-agents.js';
 import { MoverPeer, Serve } from './serve.js';
 import type { ServeStatus } from './serve.js';
+import { Turns } from './turns.js';
 
 export type { ServeStatus } from './serve.js';
 
@@ -87,22 +88,20 @@ export class Mover {
 
   private readonly peers = new Map<number, MoverPeer>();
   private readonly serves = new Map<number, Serve>();
-  /** Oldest first; the current one, if there is one, is the last. */
-  private readonly generations: SendGeneration[] = [];
-  /** Peers with something to post, the one whose turn it is first. */
-  private readonly turns: MoverPeer[] = [];
+  private readonly agents: SendAgents;
+  private readonly turns = new Turns();
   private readonly result = new Int32Array(PostResult.Words);
   private readonly ended = new Int32Array(2 * ENDED_PER_POLL);
-
   private readonly retireMs: number;
 
   constructor(private readonly options: MoverOptions) {
     this.retireMs = options.retireMs ?? RETIRED_MS;
+    this.agents = new SendAgents(options);
   }
 
   /** Makes the first send agent, so that the first peer does not wait for it. @throws KVPEER_NIXL_UNAVAILABLE */
   start(): void {
-    this.currentGeneration();
+    this.agents.current();
   }
 
   get peerCount(): number {
@@ -110,13 +109,13 @@ export class Mover {
   }
 
   get openRequestCount(): number {
-    return this.generations.reduce((sum, generation) => sum + generation.requests.size, 0);
+    return this.agents.openRequestCount;
   }
 
   /** 0 without open requests. */
   get oldestOpenAgeMs(): number {
-    const posted = this.generations.flatMap((generation) => generation.oldestPostedAtMs() ?? []);
-    return posted.length === 0 ? 0 : this.options.now() - Math.min(...posted);
+    const { oldestPostedAtMs } = this.agents;
+    return oldestPostedAtMs === undefined ? 0 : this.options.now() - oldestPostedAtMs;
   }
 
   /** Loads a peer's metadata and, when it has a scratch page, makes its first write there. */
@@ -130,8 +129,8 @@ export class Mover {
     if (this.peers.has(peerId)) throw new RangeError(`peer ${peerId} is known already`);
     const peer = new MoverPeer(peerId, blob.slice(), baseAddr, numBlocks, options.scratch);
     try {
-      const generation = this.currentGeneration();
-      const handle = this.peerOn(generation, peer);
+      const generation = this.agents.current();
+      const handle = this.agents.handleOf(peer, generation);
       if (peer.hasScratch) this.warmUp(generation, handle, peer);
     } catch (error) {
       return { status: 'refused', reason: reasonOf(error) };
@@ -187,7 +186,7 @@ export class Mover {
     peer.serves.add(serve);
     if (peer.isFailed) serve.dropUnposted('failed');
     if (peer.isStopping) serve.dropUnposted('stopped');
-    this.enqueue(serve);
+    this.turns.add(serve);
     this.endIfFinished(serve);
     return 'accepted';
   }
@@ -212,13 +211,7 @@ export class Mover {
     }
     peer.isStopping = true;
     this.dropUnposted(peer, 'stopped');
-    for (const generation of this.generations) {
-      if (!generation.hasRequestsTo(peer)) continue;
-      generation.stops.add(peer);
-      if (generation.retiredAtMs !== undefined) continue;
-      generation.retiredAtMs = this.options.now();
-      this.counters.retiredAgentCount += 1;
-    }
+    this.counters.retiredAgentCount += this.agents.retireFor(peer, this.options.now());
     this.settle(peer);
     this.destroyRetired();
   }
@@ -231,8 +224,7 @@ export class Mover {
    */
   poll(): boolean {
     let hasMoved = this.postNext();
-    // A copy: an agent without work left is taken out while we walk.
-    for (const generation of [...this.generations]) {
+    for (const generation of this.agents.all()) {
       if (generation.requests.size === 0) continue;
       const count = this.options.nixl.poll(generation.agent, this.ended);
       for (let i = 0; i < count; i++) this.requestEnded(generation, this.ended[2 * i], this.ended[2 * i + 1]);
@@ -243,36 +235,13 @@ export class Mover {
 
   /** Destroys every agent. Serves that have not ended are stopped. */
   close(): void {
+    const agents = this.agents.all();
     for (const peer of this.peers.values()) {
       this.dropUnposted(peer, 'stopped');
-      for (const generation of this.generations) generation.stops.add(peer);
+      for (const generation of agents) generation.stops.add(peer);
     }
-    for (const generation of [...this.generations]) this.destroy(generation);
+    for (const generation of agents) this.destroy(generation);
     this.peers.clear();
-  }
-
-  private currentGeneration(): SendGeneration {
-    const last = this.generations.at(-1);
-    if (last !== undefined && last.retiredAtMs === undefined) return last;
-    const { nixl, pool, numBlocks, blockBytes } = this.options;
-    const generation = new SendGeneration(nixl.createSendAgent(pool, numBlocks, blockBytes));
-    this.generations.push(generation);
-    return generation;
-  }
-
-  private peerOn(generation: SendGeneration, peer: MoverPeer): NixlPeerHandle {
-    const known = generation.peers.get(peer);
-    if (known !== undefined) return known;
-    const { agent, peers } = generation;
-    const handle = this.options.nixl.addPeer(
-      agent,
-      peer.blob,
-      peer.baseAddr,
-      peer.numBlocks,
-      peer.hasScratch,
-    );
-    peers.set(peer, handle);
-    return handle;
   }
 
   private warmUp(generation: SendGeneration, handle: NixlPeerHandle, peer: MoverPeer): void {
@@ -281,28 +250,11 @@ export class Mover {
     this.posted(generation, { ...request, postedAtMs: this.options.now() });
   }
 
-  private enqueue(serve: Serve): void {
-    if (serve.unposted.length === 0) return;
-    const { peer } = serve;
-    if (!peer.queue.includes(serve)) peer.queue.push(serve);
-    if (!this.turns.includes(peer)) this.turns.push(peer);
-  }
-
   private postNext(): boolean {
-    for (let tried = 0; tried < this.turns.length; tried++) {
-      const peer = this.turns[0];
-      this.turns.shift();
-      const serve = nextServe(peer);
-      if (serve === undefined) {
-        tried -= 1;
-        continue;
-      }
-      this.turns.push(peer);
-      if (peer.openCount >= MAX_OPEN_REQUESTS_PER_PEER) continue;
-      this.postPart(serve);
-      return true;
-    }
-    return false;
+    const serve = this.turns.next(MAX_OPEN_REQUESTS_PER_PEER);
+    if (serve === undefined) return false;
+    this.postPart(serve);
+    return true;
   }
 
   private postPart(serve: Serve): void {
@@ -310,8 +262,8 @@ export class Mover {
     const range = serve.unposted[0];
     let generation: SendGeneration;
     try {
-      generation = this.currentGeneration();
-      const handle = this.peerOn(generation, peer);
+      generation = this.agents.current();
+      const handle = this.agents.handleOf(peer, generation);
       this.options.nixl.post(generation.agent, handle, pairs, range.first, range.count, this.result);
     } catch (error) {
       this.failPeer(peer, reasonOf(error));
@@ -382,7 +334,7 @@ export class Mover {
     if (peer.openCount > 0) return;
     if (peer.isStopping) {
       peer.isStopping = false;
-      for (const generation of this.generations) generation.stops.delete(peer);
+      this.agents.unstop(peer);
       this.options.events.onHardStopped(peer.id);
     }
     if (peer.isLeaving) {
@@ -394,29 +346,17 @@ export class Mover {
 
   private forget(peer: MoverPeer): void {
     this.peers.delete(peer.id);
-    for (const { agent, peers } of this.generations) {
-      const handle = peers.get(peer);
-      if (handle !== undefined) this.options.nixl.removePeer(agent, handle);
-      peers.delete(peer);
-    }
+    this.agents.forget(peer);
   }
 
   private destroyRetired(): boolean {
-    const due = this.generations.filter(
-      (generation) =>
-        generation.retiredAtMs !== undefined &&
-        (!generation.hasOtherRequests() || this.options.now() - generation.retiredAtMs >= this.retireMs),
-    );
+    const due = this.agents.due(this.options.now(), this.retireMs);
     for (const generation of due) this.destroy(generation);
     return due.length > 0;
   }
 
   private destroy(generation: SendGeneration): void {
-    this.options.nixl.destroySendAgent(generation.agent);
-    this.generations.splice(this.generations.indexOf(generation), 1);
-    generation.peers.clear();
-    const cut = [...generation.requests.values()];
-    generation.requests.clear();
+    const cut = this.agents.destroy(generation);
     // The last first: each cut part goes to the front of its serve.
     for (const request of cut.toReversed()) this.requestCut(request, generation.stops.has(request.peer));
     for (const peer of new Set(cut.map((request) => request.peer))) this.settle(peer);
@@ -436,16 +376,10 @@ export class Mover {
     } else {
       serve.unposted.unshift({ first, count, isAgain: true });
       this.counters.repostedRequestCount += 1;
-      this.enqueue(serve);
+      this.turns.add(serve);
     }
     this.endIfFinished(serve);
   }
-}
-
-/** The peer's oldest serve that still has something to post; those that have not are taken out. */
-function nextServe(peer: MoverPeer): Serve | undefined {
-  while (peer.queue.length > 0 && peer.queue[0].unposted.length === 0) peer.queue.shift();
-  return peer.queue[0];
 }
 
 function reasonOf(error: unknown): string {

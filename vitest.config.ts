@@ -7,7 +7,7 @@ export default defineConfig({
     // Processes, not threads: NIXL, the addon's clean-up hooks and signal tests each need a process of their own.
     pool: 'forks',
     maxWorkers: 2,
-    testTimeout: 30_000,
+    testTimeout: 60_000,
     hookTimeout: 60_000,
   },
 });

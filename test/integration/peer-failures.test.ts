@@ -168,7 +168,7 @@ test('a peer restarted at the same address, five times: each run is found and pu
   }
   const { sessions, nixlPeers } = await consumer.stats();
   expect({ ready: sessions.ready, nixlPeers }).toEqual({ ready: 1, nixlPeers: 1 });
-});
+}, 120_000);
 
 test('a consumer frozen during a write: the write is stopped, the source slots can be refilled, the others are served', async () => {
   const big = {
@@ -195,4 +195,4 @@ test('a consumer frozen during a write: the write is stopped, the source slots c
   expect(await healthy.load(request, 40, 40)).toMatchObject({ pulled: 40, mismatches: 0 });
   await healthy.call('finish', request);
   await atRest(producer, 20_000);
-});
+}, 120_000);

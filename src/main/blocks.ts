@@ -189,19 +189,27 @@ export class Blocks {
       shards.reserve(span, done);
     });
     if (set.reservedCount > 0) {
-      try {
-        await submit<undefined>('store', (done) => {
-          write(set, done);
-        });
-        await this.#checksum(set);
-      } catch (error) {
-        await submit<undefined>('store', (done) => {
-          shards.abandon(set, { quarantine: false }, done);
-        });
-        throw error;
-      }
+      const writing = submit<undefined>('store', (done) => {
+        write(set, done);
+      });
+      await this.#orAbandon(
+        set,
+        writing.then(() => this.#checksum(set)),
+      );
     }
     return this.#publish(span, set, keep);
+  }
+
+  /** Reserved slots whose bytes cannot be completed go back. */
+  async #orAbandon(set: SlotSet, completing: Promise<void>): Promise<void> {
+    try {
+      await completing;
+    } catch (error) {
+      await submit<undefined>('store', (done) => {
+        this.#options.shards.abandon(set, { quarantine: false }, done);
+      });
+      throw error;
+    }
   }
 
   async #checksum(set: SlotSet): Promise<void> {
@@ -238,7 +246,7 @@ export class Blocks {
         isOpen && index >= 0 && index < span.count && slots[index] >= 0 ? this.view(slots[index]) : undefined,
       commit: async () => {
         close();
-        await this.#checksum(set);
+        await this.#orAbandon(set, this.#checksum(set));
         return this.#publish(owned, set, keep);
       },
       cancel: async () => {
@@ -264,16 +272,20 @@ export class Blocks {
       await new Promise<void>((resolve) => {
         joins.waitSettled(set, this.#options.now() + storeMs, resolve);
       });
-      const joined = await submitForResult<SlotSet>('store', (done) => {
-        shards.match(pending, {}, done);
-      });
-      presentCount += joined.pinnedCount;
-      if (keep) {
-        keep(set);
-        keep(joined);
-      } else {
-        shards.release(set);
-        shards.release(joined);
+      // What is stored is stored, and kept, whether or not the others' blocks can be looked at.
+      const settle: StoredPins =
+        keep ??
+        ((own) => {
+          shards.release(own);
+        });
+      try {
+        const joined = await submitForResult<SlotSet>('store', (done) => {
+          shards.match(pending, {}, done);
+        });
+        presentCount += joined.pinnedCount;
+        settle(joined);
+      } finally {
+        settle(set);
       }
     } else {
       await submit<undefined>('store', (done) => {

@@ -77,6 +77,7 @@ export class Request implements PeerRequest {
     const statuses = await this.#lookupHere(span);
     if (this.#expectsAll) return hitsOf(statuses.fill(HIT));
     for (const source of this.#sources) {
+      if (this.#isFinished) break;
       const { missing, positions } = missesOf(span, statuses, this.#host.shards.keyBytes);
       if (positions.length === 0) break;
       const answer = await this.#lookupAt(source, missing);
@@ -121,6 +122,8 @@ export class Request implements PeerRequest {
       this.#host.counters.miss(missReason(session), keys.count);
       return undefined;
     }
+    // finish() has said good-bye already; what was asked after it nobody would end.
+    if (this.#isFinished) return undefined;
     return new Promise((resolve) => {
       session.consumer.lookup(source.kvRequestId, keys, resolve);
     });
@@ -153,6 +156,7 @@ export class Request implements PeerRequest {
     let pulledCount = 0;
     const isOpen = new Uint8Array(span.count).fill(1);
     for (const source of this.#sources) {
+      if (this.#isFinished) break;
       const isRemote = this.#expectsAll ? new Uint8Array(span.count).fill(1) : source.hits.select(owned);
       const { subset, positions } = subsetOf(
         span,
@@ -169,8 +173,14 @@ export class Request implements PeerRequest {
         if (result.slots[i] >= 0) isOpen[positions[i]] = 0;
       }
     }
-    await this.#pinHere(span, slots, isOpen, pins);
-    this.#dropAllPins();
+    try {
+      await this.#pinHere(span, slots, isOpen, pins);
+    } catch (error) {
+      for (const set of pins) shards.release(set);
+      throw error;
+    } finally {
+      this.#dropAllPins();
+    }
     return blocks.asLoad(blocks.pinned(span.count, pins, slots), pulledCount);
   }
 
@@ -181,6 +191,7 @@ export class Request implements PeerRequest {
       this.#host.counters.miss(missReason(session), keys.count);
       return undefined;
     }
+    if (this.#isFinished) return undefined;
     // What the source pinned for the lookup went with the session that asked.
     if (!this.#expectsAll && session !== asked) {
       this.#host.counters.miss('peer-down', keys.count);

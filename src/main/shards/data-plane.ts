@@ -90,6 +90,19 @@ export async function startDataPlane(
     );
   }
   let metadata = Buffer.from(agent.metadata);
+  let replacing = Promise.resolve();
+  let isClosed = false;
+  const destroy = async (): Promise<void> => {
+    const last = agent;
+    agent = undefined;
+    if (last) await nixl.destroyReceiveAgent(last.handle);
+  };
+  const replace = async (): Promise<void> => {
+    await destroy();
+    if (isClosed) return;
+    agent = await create();
+    metadata = Buffer.from(agent.metadata);
+  };
   const transports = transportsIn(metadata, existsSync(RDMA_DEVICES));
   return {
     name: 'nixl',
@@ -103,17 +116,15 @@ export async function startDataPlane(
     metadata: () => metadata,
     waitingArrivals: () => agent && nixl.waitingArrivals(agent.handle),
     haveBeenRead: (arrivals) => nixl.haveBeenRead(arrivals),
-    recycle: async () => {
-      const last = agent;
-      agent = undefined;
-      if (last) await nixl.destroyReceiveAgent(last.handle);
-      agent = await create();
-      metadata = Buffer.from(agent.metadata);
+    recycle: () => {
+      replacing = replace();
+      return replacing;
     },
     close: async () => {
-      const last = agent;
-      agent = undefined;
-      if (last) await nixl.destroyReceiveAgent(last.handle);
+      isClosed = true;
+      // An agent that is being made or destroyed holds the pool.
+      await replacing.catch(() => undefined);
+      await destroy();
     },
   };
 }

@@ -104,8 +104,9 @@ async function handle(message: CallMessage): Promise<void> {
     const text = error instanceof Error ? error.message : String(error);
     reply = { call, error: { code: codeOf(error), message: text } };
   }
-  if (process.connected) process.send?.(reply);
-  if (message.name === 'close') process.disconnect();
+  // A parent that is gone takes no answer; 'disconnect', which follows, is the end of this process.
+  if (process.connected) process.send?.(reply, () => undefined);
+  if (message.name === 'close' && process.connected) process.disconnect();
 }
 
 process.on('message', (message) => {

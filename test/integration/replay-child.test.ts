@@ -1,0 +1,28 @@
+// A peer process of the replay whose parent is gone.
+
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
+import { expect, test } from 'vitest';
+
+const ENTRY = new URL('../../dist/src/main/cli/replay/child.js', import.meta.url);
+const SETTINGS = { blockBytes: 4_096, poolBytes: 8 * 1024 * 1024, shards: 2, dataPlane: 'none' };
+
+test('an answer that nobody reads any more does not keep a peer from closing as it should', async () => {
+  const child = fork(ENTRY, { stdio: ['ignore', 'ignore', 'pipe', 'ipc'] });
+  const errors: Buffer[] = [];
+  child.stderr?.on('data', (data: Buffer) => errors.push(data));
+  child.send({ call: 1, name: 'start', argument: SETTINGS });
+  expect((await once(child, 'message'))[0]).toMatchObject({ call: 1, answer: { pid: child.pid } });
+
+  // The call is there before the end of the channel, and is answered before that is seen.
+  child.kill('SIGSTOP');
+  child.send({ call: 2, name: 'prefix', argument: [] });
+  child.disconnect();
+  child.kill('SIGCONT');
+  const [status, signal] = (await once(child, 'exit')) as [number | null, string | null];
+  expect({ status, signal, errors: Buffer.concat(errors).toString() }).toEqual({
+    status: 0,
+    signal: null,
+    errors: '',
+  });
+});

@@ -194,7 +194,8 @@ export class ShardSlots {
     this.bytes.copyWithin(record + RECORD_KEY, keyAt, keyAt + this.keyBytes);
     this.bytes[record + RECORD_KEY_LENGTH] = this.keyBytes;
     // The checksum of the slot's last block is not this one's.
-    this.words.fill(0, (record + RECORD_CHECKSUM) / 4, (record + RECORD_CHECKSUM) / 4 + 2);
+    this.words[(record + RECORD_CHECKSUM) / 4] = 0;
+    this.words[(record + RECORD_CHECKSUM) / 4 + 1] = 0;
     this.bytes[record + RECORD_CHAIN_POSITION] = Math.min(MAX_CHAIN_POSITION, chainStart + position);
     this.words[(record + RECORD_LINK_A) / 4] = entry - this.indexWord + 1;
     const generation = generationOf(this.table.state(slot));

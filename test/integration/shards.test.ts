@@ -92,6 +92,50 @@ describe('shards with real workers', () => {
     expect(poolState(node)).toMatchObject({ pins: 0, phases: { free: 64 } });
   });
 
+  it('give back slots whose bytes do not fit their checksums, with a publish or without', async () => {
+    const node = await start({ blocks: 128 });
+    const expected = new Uint8Array(20 * 8);
+    for (const how of ['publish', 'abandon', 'quarantine'] as const) {
+      const set = await reserve(node, range(0, 20));
+      await ok<undefined>((done) => {
+        node.client.fill(set, done);
+      });
+      await ok<undefined>((done) => {
+        node.client.checksum(set, done);
+      });
+      expected.set(node.client.checksumsOf(set));
+      for (const slot of set.slots.subarray(3, 6)) new Uint8Array(node.pool)[slot * BLOCK_BYTES + 77] ^= 1;
+      const { damagedCount } = await ok<{ readonly damagedCount: number }>((done) => {
+        node.client.verifyChecksums(set, expected, done);
+      });
+      expect([damagedCount, set.reservedCount]).toEqual([3, 17]);
+      expect(() => {
+        node.client.release(set);
+      }).toThrow();
+      await ok<undefined>((done) => {
+        if (how === 'publish') node.client.publish(set, { keepPins: false }, done);
+        else node.client.abandon(set, { quarantine: how === 'quarantine' }, done);
+      });
+      if (how === 'quarantine') {
+        expect(poolState(node).phases.quarantined).toBe(20);
+        await ok<undefined>((done) => {
+          node.client.unquarantine(set, done);
+        });
+      }
+      await quiet(node);
+      const { phases, pins } = poolState(node);
+      expect([phases.ready, phases.writing, phases.quarantined, pins]).toEqual([
+        how === 'publish' ? 17 : 0,
+        0,
+        0,
+        0,
+      ]);
+      await ok<{ readonly evictedCount: number }>((done) => {
+        node.client.evict(keysOf(range(0, 20)), done);
+      });
+    }
+  });
+
   it('let one of four loads of the same keys write them, and tell the others when they are there', async () => {
     const node = await start({ blocks: 256 });
     const ids = range(0, 100);

@@ -238,7 +238,7 @@ export class ShardsClient implements ShardClient {
             return;
           }
           // What the other owners have done is undone; others may wait for these keys already.
-          this.settle(set, Opcode.Abandon, 0, PositionStatus.Reserved, () => {
+          this.settle(set, Opcode.Abandon, 0, [PositionStatus.Reserved], () => {
             set.recount();
             this.onSettled(set);
             this.dropSet(set);
@@ -281,7 +281,7 @@ export class ShardsClient implements ShardClient {
   release(set: SlotSet): void {
     const own = this.own(set);
     this.checkIdle(own);
-    if (own.counts.reserved > 0 || own.counts.quarantined > 0) {
+    if (own.counts.reserved > 0 || own.counts.damaged > 0 || own.counts.quarantined > 0) {
       throw new Error('a set with reserved or quarantined slots is not released but published or abandoned');
     }
     this.dropSet(own);
@@ -295,7 +295,7 @@ export class ShardsClient implements ShardClient {
       own,
       Opcode.Publish,
       keepPins ? ExtentFlag.KeepPins : 0,
-      PositionStatus.Reserved,
+      [PositionStatus.Reserved],
       (failure) => {
         if (failure === undefined) {
           own.counts.reserved = 0;
@@ -323,7 +323,7 @@ export class ShardsClient implements ShardClient {
       done(failure);
       return;
     }
-    this.settle(set, Opcode.Abandon, 0, PositionStatus.Damaged, (abandoned) => {
+    this.settle(set, Opcode.Abandon, 0, [PositionStatus.Damaged], (abandoned) => {
       if (abandoned === undefined) set.counts.damaged = 0;
       done(abandoned);
     });
@@ -332,14 +332,18 @@ export class ShardsClient implements ShardClient {
   abandon(set: SlotSet, options: { readonly quarantine: boolean }, done: Done<undefined>): void {
     const own = this.own(set);
     const { quarantine } = options;
-    const reserved = own.counts.reserved;
+    const reserved = own.counts.reserved + own.counts.damaged;
     const flags = quarantine ? ExtentFlag.ToQuarantine : 0;
-    this.settle(own, Opcode.Abandon, flags, PositionStatus.Reserved, (failure) => {
+    // The workers give up damaged positions with the others; a shard may have none but such.
+    const statuses =
+      own.counts.damaged > 0 ? [PositionStatus.Reserved, PositionStatus.Damaged] : [PositionStatus.Reserved];
+    this.settle(own, Opcode.Abandon, flags, statuses, (failure) => {
       if (failure !== undefined) {
         done(failure, undefined);
         return;
       }
       own.counts.reserved = 0;
+      own.counts.damaged = 0;
       if (quarantine) {
         own.counts.quarantined += reserved;
         this.unpinNow(own);
@@ -352,24 +356,25 @@ export class ShardsClient implements ShardClient {
 
   unquarantine(set: SlotSet, done: Done<undefined>): void {
     const own = this.own(set);
-    this.settle(own, Opcode.Unquarantine, 0, PositionStatus.Quarantined, (failure) => {
+    this.settle(own, Opcode.Unquarantine, 0, [PositionStatus.Quarantined], (failure) => {
       if (failure === undefined) own.counts.quarantined = 0;
       done(failure, undefined);
       if (failure === undefined) this.dropSet(own);
     });
   }
 
-  /** Sends an operation on the set's positions with this status to their owners. It never ends for want of room. */
+  /** Sends an operation on the set's positions with these statuses to their owners. It never ends for want of room. */
   private settle(
     set: ExtentSet,
     opcode: Opcode,
     flags: number,
-    status: PositionStatus,
+    statuses: readonly PositionStatus[],
     done: (failure: Failure | undefined) => void,
   ): void {
     this.checkIdle(set);
     set.isBusy = true;
-    const owners = this.extents.ownersOf(set, status);
+    let owners = 0;
+    for (const status of statuses) owners |= this.extents.ownersOf(set, status);
     const finish = (failure: Failure | undefined): void => {
       set.isBusy = false;
       done(failure);
@@ -518,13 +523,12 @@ export class ShardsClient implements ShardClient {
     }
     const at = this.extents.memory.keysAt(area.extent);
     this.extents.memory.bytes.set(expected, at);
-    this.onBlocks(own, Opcode.VerifyChecksum, at - own.extent, (failure, damagedCount) => {
-      this.extents.giveBack(area);
-      if (failure === undefined) {
-        own.counts.reserved -= damagedCount;
-        own.counts.damaged += damagedCount;
-      }
-      done(failure, { damagedCount: failure === undefined ? damagedCount : 0 });
+    const damagedBefore = own.counts.damaged;
+    this.onBlocks(own, Opcode.VerifyChecksum, at - own.extent, (failure) => {
+      this.giveBack(area);
+      // Counted, not added up: a worker that died in between has marked some and told nobody how many.
+      own.recount();
+      done(failure, { damagedCount: own.counts.damaged - damagedBefore });
     });
   }
 

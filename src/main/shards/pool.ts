@@ -11,7 +11,7 @@ import { KvpeerError } from '../errors.js';
 /** A worker that is not ready after this time is given up. */
 const READY_TIMEOUT_MS = 30_000;
 /** Deaths of one worker within this time that end the node: something kills it as soon as it starts. */
-const GIVE_UP_WITHIN_MS = 10_000;
+const GIVE_UP_WITHIN_MS = 60_000;
 const GIVE_UP_DEATHS = 5;
 const CLOSE_TIMEOUT_MS = 5000;
 

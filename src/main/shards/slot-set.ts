@@ -85,7 +85,8 @@ export class ExtentSet implements SlotSet {
     const { counts, memory } = this;
     const at = memory.statusesAt(this.extent);
     let isLeading = true;
-    counts.pinned = counts.pending = counts.reserved = counts.quarantined = counts.leading = 0;
+    counts.pinned = counts.pending = counts.reserved = counts.damaged = 0;
+    counts.quarantined = counts.leading = 0;
     for (let i = 0; i < this.count; i += 1) {
       const status = memory.bytes[at + i];
       const isPresent = status === PositionStatus.Pinned || status === PositionStatus.Found;
@@ -94,6 +95,7 @@ export class ExtentSet implements SlotSet {
       if (status === PositionStatus.Pinned) counts.pinned += 1;
       else if (status === PositionStatus.Pending) counts.pending += 1;
       else if (status === PositionStatus.Reserved) counts.reserved += 1;
+      else if (status === PositionStatus.Damaged) counts.damaged += 1;
       else if (status === PositionStatus.Quarantined) counts.quarantined += 1;
     }
   }

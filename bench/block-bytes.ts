@@ -4,13 +4,12 @@ import { loadNative } from '../native/index.js';
 import { computeLayout } from '../src/shared/layout.js';
 import { writeHeader } from '../src/shared/layout-header.js';
 import { EXTENT_HEADER_BYTES, ExtentWord, PositionStatus } from '../src/shared/operations.js';
-import type { BenchGroup, BenchOptions, Row } from './rows.js';
-import { rowOf } from './rows.js';
+import type { RowBook, Section } from './rows.js';
 
 const BLOCK_BYTES = 65_536;
 const BLOCKS = 2048;
 
-function run(options: BenchOptions): Row[] {
+function run(isQuick: boolean, rows: RowBook): void {
   const native = loadNative();
   const layout = computeLayout({ numBlocks: BLOCKS, blockBytes: BLOCK_BYTES, keyBytes: 36, shardCount: 1 });
   const map = (bytes: number): SharedArrayBuffer =>
@@ -34,8 +33,8 @@ function run(options: BenchOptions): Row[] {
   const source = new Uint8Array(BLOCKS * BLOCK_BYTES).fill(1);
   const token = native.holdBuffer(source);
 
-  const rounds = options.quick ? 3 : 15;
-  const rateOf = (name: string, status: number, work: () => void): Row => {
+  const rounds = isQuick ? 3 : 15;
+  const rateOf = (name: string, status: number, work: () => void): void => {
     statuses.fill(status);
     work();
     const samples = Array.from({ length: rounds }, () => {
@@ -43,19 +42,24 @@ function run(options: BenchOptions): Row[] {
       work();
       return (BLOCKS * BLOCK_BYTES) / (native.threadCpuNs() - start);
     });
-    return rowOf(name, 'GB/s', samples);
+    rows.measured(name, samples, 'GB/s');
   };
   const { Reserved, Pinned } = PositionStatus;
-  const rows = [
-    rateOf('bytes.copyInGbPerS', Reserved, () => native.copyIn(controlHandle, pool, extent, 0, -1, token)),
-    rateOf('bytes.fillGbPerS', Reserved, () => native.fillFromKey(controlHandle, pool, extent, 0, -1)),
-    rateOf('bytes.verifyGbPerS', Pinned, () => native.verifyFromKey(controlHandle, pool, extent, 0, -1)),
-    rateOf('bytes.checksumGbPerS', Reserved, () => native.checksum(controlHandle, pool, extent, 0, -1)),
-    rateOf('bytes.poisonGbPerS', Reserved, () => native.poison(controlHandle, pool, extent, 0, -1)),
-  ];
+  rateOf('bytes.copyInGbPerS', Reserved, () => native.copyIn(controlHandle, pool, extent, 0, -1, token));
+  rateOf('bytes.fillGbPerS', Reserved, () => native.fillFromKey(controlHandle, pool, extent, 0, -1));
+  rateOf('bytes.verifyGbPerS', Pinned, () => native.verifyFromKey(controlHandle, pool, extent, 0, -1));
+  rateOf('bytes.checksumGbPerS', Reserved, () => native.checksum(controlHandle, pool, extent, 0, -1));
+  rateOf('bytes.poisonGbPerS', Reserved, () => native.poison(controlHandle, pool, extent, 0, -1));
   native.dropBuffer(token);
-  return rows;
 }
 
 /** `npm run bench -- --only bytes` */
-export const blockBytesBench: BenchGroup = { name: 'bytes', prefixes: ['bytes.'], run };
+export const blockBytesBench: Section = {
+  group: 'parts',
+  title: 'fills, checks and copies of block bytes',
+  goals: [],
+  prefixes: ['bytes.'],
+  run({ isQuick, rows }) {
+    run(isQuick, rows);
+  },
+};

@@ -1,28 +1,59 @@
-// `npm run bench -- [--only GROUP|ROW-PREFIX] [--json FILE] [--quick]`: runs benchmarks and prints their rows.
+// `npm run bench -- [options]`: runs benchmarks, prints their rows, writes them as JSON and as docs/benchmarks.md.
 
-import { writeFileSync } from 'node:fs';
-import { availableParallelism } from 'node:os';
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
-import { blockBytesBench } from './block-bytes.js';
-import { evictionBench } from './eviction.js';
-import { matchBench } from './match.js';
-import type { BenchGroup, Row } from './rows.js';
 
-const GROUPS: readonly BenchGroup[] = [matchBench, blockBytesBench, evictionBench];
+import { compareText } from './compare.js';
+import type { GroupName } from './goals.js';
+import { GROUPS, goalOf } from './goals.js';
+import { machineFacts } from './machine.js';
+import type { BenchResult } from './report.js';
+import { writeDocument } from './report.js';
+import type { Bench, Row, Section } from './rows.js';
+import { RowBook, figureText, goalText } from './rows.js';
+import { SECTIONS } from './sections.js';
 
-function isChosen(group: BenchGroup, only: string | undefined): boolean {
-  if (only === undefined || only === group.name) return true;
-  return group.prefixes.some((prefix) => only.startsWith(prefix) || prefix.startsWith(only));
+const USAGE = `npm run bench -- [options]
+  --quick            under two minutes: fewer rounds, smaller sizes
+  --only NAME        a group (${GROUPS.join(', ')}) or the beginning of row names
+  --json FILE        write the rows there
+  --compare FILE     print each row's ratio to an earlier --json FILE
+  --docs             write docs/benchmarks.md also when --quick or --only was given
+  --cpuprofile DIR   write CPU profiles of the measured node's main thread and workers there
+  --help`;
+
+function isGroup(name: string): name is GroupName {
+  return (GROUPS as readonly string[]).includes(name);
+}
+
+function isChosen(section: Section, only: string | undefined): boolean {
+  if (only === undefined || only === section.group) return true;
+  if (isGroup(only)) return false;
+  return section.prefixes.some((prefix) => only.startsWith(prefix) || prefix.startsWith(only));
+}
+
+function isRowChosen(row: Row, only: string | undefined): boolean {
+  return only === undefined || isGroup(only) || row.name.startsWith(only);
 }
 
 function textOf(row: Row): string {
-  const figure = (value: number): string => value.toPrecision(4).replace(/\.?0+$/, '');
-  const spread = row.spread === undefined ? '' : `  [${row.spread.map(figure).join(' .. ')}]`;
+  const name = row.name.padEnd(36);
+  if (row.value === null) return `${name} skipped: ${row.skipped ?? ''}`;
+  const spread = row.spread === null ? '' : `  [${row.spread.map(figureText).join(' .. ')}]`;
   const goal =
-    row.goal === undefined
-      ? ''
-      : `  goal ${'atMost' in row.goal ? `<= ${row.goal.atMost}` : `>= ${row.goal.atLeast}`}: ${row.holds === true ? 'holds' : 'MISSED'}`;
-  return `${row.name.padEnd(34)} ${figure(row.value).padStart(9)} ${row.unit}${spread}${goal}`;
+    row.goal === null ? '' : `  goal ${goalText(row.goal)}: ${row.holds === true ? 'holds' : 'MISSED'}`;
+  return `${name} ${figureText(row.value).padStart(9)} ${row.unit}${spread}${goal}`;
+}
+
+async function runSection(section: Section, bench: Bench): Promise<void> {
+  let reason = 'not measured in this run';
+  try {
+    await section.run(bench);
+  } catch (error) {
+    reason = `failed: ${error instanceof Error ? error.message.split('\n', 1)[0] : String(error)}`;
+    bench.note(error instanceof Error ? (error.stack ?? error.message) : String(error));
+  }
+  bench.rows.skipMissing(section.goals, reason);
 }
 
 async function main(): Promise<void> {
@@ -30,26 +61,56 @@ async function main(): Promise<void> {
     options: {
       only: { type: 'string' },
       json: { type: 'string' },
+      compare: { type: 'string' },
+      docs: { type: 'boolean', default: false },
       quick: { type: 'boolean', default: false },
+      cpuprofile: { type: 'string' },
+      help: { type: 'boolean', default: false },
     },
   });
+  if (values.help) {
+    console.log(USAGE);
+    return;
+  }
   const { only } = values;
-  const chosen = GROUPS.filter((group) => isChosen(group, only));
+  const chosen = SECTIONS.filter((section) => isChosen(section, only));
   if (chosen.length === 0) {
-    throw new Error(
-      `no benchmark is called ${only ?? ''}; there are ${GROUPS.map((group) => group.name).join(', ')}`,
-    );
+    throw new Error(`no row begins with ${only ?? ''}; groups are ${GROUPS.join(', ')}`);
   }
-  console.log(`node ${process.version}, ${availableParallelism()} cores`);
-  const rows: Row[] = [];
-  for (const group of chosen) {
-    for (const row of await group.run({ quick: values.quick })) {
-      if (only !== undefined && only !== group.name && !row.name.startsWith(only)) continue;
-      rows.push(row);
-      console.log(textOf(row));
-    }
+  if (values.cpuprofile !== undefined) mkdirSync(values.cpuprofile, { recursive: true });
+  const startMs = performance.now();
+  const { machine, versions, date } = machineFacts();
+  console.log(`${machine.processor}, ${machine.cores} cores, node ${versions.node}`);
+  const rows = new RowBook((row) => {
+    if (isRowChosen(row, only)) console.log(textOf(row));
+  });
+  const note = (text: string): void => {
+    console.error(text);
+  };
+  for (const section of chosen) {
+    note(`-- ${section.title}`);
+    await runSection(section, { isQuick: values.quick, profileDir: values.cpuprofile, rows, note });
   }
-  if (values.json !== undefined) writeFileSync(values.json, `${JSON.stringify(rows, null, 2)}\n`);
+  const result: BenchResult = {
+    rows: rows.all.filter((row) => isRowChosen(row, only)),
+    machine,
+    versions,
+    date,
+    isQuick: values.quick,
+    seconds: Math.round((performance.now() - startMs) / 1000),
+  };
+  if (values.json !== undefined) writeFileSync(values.json, `${JSON.stringify(result, null, 2)}\n`);
+  if (values.docs || (!values.quick && only === undefined)) writeDocument(result);
+  if (values.compare !== undefined) {
+    console.log(compareText(JSON.parse(readFileSync(values.compare, 'utf8')) as BenchResult, result));
+  }
+  const missed = result.rows.filter((row) => row.holds === false);
+  const held = result.rows.filter((row) => row.holds === true);
+  const skipped = result.rows.filter((row) => row.value === null && goalOf(row.name) !== undefined);
+  console.log(
+    `${held.length} goals hold, ${missed.length} are missed, ${skipped.length} skipped; ${result.seconds} s`,
+  );
+  if (missed.length > 0) process.exitCode = 1;
 }
 
 await main();

@@ -1,154 +1,95 @@
-// How many leading blocks of a request are still there in a small pool, compared with LRU?
+// How many leading blocks of a request are still there in a small pool? The policy of the workers, run on the real index
+// and slots, beside others and beside one that knows the future, on the traces of ../shared/traces.
 
-import type { ControlHandle, Native } from '../native/index.js';
-import { loadNative, unpackMatch } from '../native/index.js';
-import { generateTrace } from '../src/main/cli/replay/generator.js';
-import { REPLAY_KEY_BYTES, keysOf } from '../src/main/cli/replay/keys.js';
-import { reusableBlocks } from '../src/main/cli/replay/trace.js';
-import { WorkerCounters } from '../src/shared/counters.js';
-import { ExtentMemory, planExtent } from '../src/shared/extent.js';
-import { writeHeader } from '../src/shared/layout-header.js';
-import { type Layout, computeLayout, workerScratch } from '../src/shared/layout.js';
-import { ExtentFlag, ExtentWord } from '../src/shared/operations.js';
-import { SlotTable } from '../src/shared/slot-state.js';
-import type { EvictionPolicy } from '../src/workers/eviction.js';
-import { ShardSlots } from '../src/workers/slots.js';
-import { type BenchGroup, type Row, factOf } from './rows.js';
+import { createReadStream, existsSync } from 'node:fs';
 
-export type PolicyMaker = (table: SlotTable, firstSlot: number, slotCount: number) => EvictionPolicy;
+import { keysOf } from '../src/main/cli/replay/keys.js';
+import { readTrace, reusableBlocks } from '../src/main/cli/replay/trace.js';
+import { packageRoot } from '../src/shared/nixl-dir.js';
+import type { Bench, Section } from './rows.js';
+import { Arc, Clairvoyant, Fifo, Lru, S3Fifo, Sieve, leadingHitsOf } from './support/policies.js';
+import type { Policy } from './support/policies.js';
+import { SmallPool } from './support/small-pool.js';
 
-/** One node's index and slots as its workers run them, without threads and without blocks. */
-class SmallPool {
-  private readonly native: Native;
-  private readonly handle: ControlHandle;
-  private readonly layout: Layout;
-  private readonly memory: ExtentMemory;
-  private readonly shards: ShardSlots[];
+type Requests = readonly (readonly number[])[];
 
-  constructor(numBlocks: number, shardCount: number, makePolicy: PolicyMaker | undefined) {
-    this.native = loadNative();
-    this.layout = computeLayout({ numBlocks, blockBytes: 4096, keyBytes: REPLAY_KEY_BYTES, shardCount });
-    const control = this.native.mapAnonymous({
-      bytes: this.layout.controlBytes,
-      huge: false,
-      lock: false,
-    }).buffer;
-    writeHeader(control, this.layout, { seed: 0x5eed_5eed_5eed_5eedn, incarnation: 1n });
-    this.handle = this.native.attachControl(control);
-    this.memory = new ExtentMemory(control, this.layout);
-    const table = new SlotTable(control, this.layout);
-    this.shards = Array.from({ length: shardCount }, (_, shard) => {
-      const scratch = workerScratch(this.layout, shard);
-      const share = this.layout.slotsPerShard;
-      return new ShardSlots(
-        table,
-        this.memory,
-        shard,
-        new WorkerCounters(control, this.layout, shard),
-        (extent, first, count) => {
-          this.native.hashKeys(this.handle, extent, first, count, scratch);
-        },
-        makePolicy?.(table, shard * share, share),
-      );
-    });
-  }
+const TRACES = ['conversation', 'synthetic'] as const;
+/** Per cent of the distinct blocks. */
+const SIZES = [1, 5, 10, 25] as const;
+const SHARDS = 2;
 
-  /** Looks a request up, and stores what it had to compute. @returns its leading hits */
-  request(keys: Uint8Array, count: number): number {
-    const whole = this.extent(keys, count);
-    const { leadingCount } = unpackMatch(this.native.match(this.handle, whole, 0, -1, 0, -1));
-    this.native.release(this.handle, whole);
-    if (leadingCount === count) return leadingCount;
-    const rest = this.extent(keys.subarray(leadingCount * REPLAY_KEY_BYTES), count - leadingCount);
-    this.shards.forEach((shard, id) => {
-      this.native.match(this.handle, rest, 0, -1, id, id);
-      shard.reserve(rest, leadingCount);
-    });
-    for (const shard of this.shards) shard.publish(rest, false);
-    this.native.release(this.handle, rest);
-    return leadingCount;
-  }
+const OTHERS: Readonly<Record<string, (size: number, requests: Requests) => Policy>> = {
+  fifo: (size) => new Fifo(size),
+  arc: (size) => new Arc(size),
+  s3fifo: (size) => new S3Fifo(size),
+  sieve: (size) => new Sieve(size),
+  clairvoyant: (size, requests) => new Clairvoyant(size, requests),
+};
 
-  private extent(keys: Uint8Array, count: number): number {
-    const plan = planExtent({
-      count,
-      keyAreaBytes: count * REPLAY_KEY_BYTES,
-      hasIndexes: false,
-      leaseCount: 0,
-    });
-    const extent = this.layout.arenaOffset;
-    const { memory } = this;
-    memory.words.fill(0, extent / 4, extent / 4 + 16);
-    memory.setHeader(extent, ExtentWord.Count, count);
-    memory.setHeader(extent, ExtentWord.Flags, ExtentFlag.Pin);
-    memory.setHeader(extent, ExtentWord.PinLimit, count);
-    memory.setHeader(extent, ExtentWord.KeysOffset, plan.keysOffset);
-    memory.setHeader(extent, ExtentWord.KeyStride, REPLAY_KEY_BYTES);
-    memory.setHeader(extent, ExtentWord.SlotsOffset, plan.slotsOffset);
-    memory.setHeader(extent, ExtentWord.GenerationsOffset, plan.generationsOffset);
-    memory.setHeader(extent, ExtentWord.StatusesOffset, plan.statusesOffset);
-    memory.setHeader(extent, ExtentWord.Bytes, plan.bytes);
-    memory.bytes.fill(0, extent + plan.statusesOffset, extent + plan.statusesOffset + count);
-    memory.bytes.set(keys.subarray(0, count * REPLAY_KEY_BYTES), extent + plan.keysOffset);
-    return extent;
-  }
-}
+export const evictionBench: Section = {
+  group: 'eviction',
+  title: `leading hits: kvpeer, LRU, ${Object.keys(OTHERS).join(', ')}; all touched from the tail of a chain to its head; no seed, the index has a fixed one`,
+  goals: ['evict.conversation5', 'evict.synthetic5', 'evict.worst'],
+  prefixes: ['evict.'],
+  async run(bench) {
+    const folder = process.env.KVPEER_TRACES_DIR ?? `${packageRoot}/../shared/traces`;
+    const perBlockNs: number[] = [];
+    let worst = Infinity;
+    for (const trace of TRACES) {
+      const file = `${folder}/${trace}_trace.jsonl`;
+      if (!existsSync(file)) {
+        const reason = `no trace at ${file}; KVPEER_TRACES_DIR names its folder`;
+        bench.rows.skipMissing(this.goals, reason.replace(packageRoot, '.'));
+        return;
+      }
+      const requests = await requestsOf(file);
+      worst = Math.min(worst, measureTrace(bench, trace, requests, perBlockNs));
+    }
+    bench.rows.measured('evict.nsPerBlock', perBlockNs, 'ns');
+    if (bench.isQuick) bench.rows.skip('evict.worst', 'left out of --quick');
+    else bench.rows.figure('evict.worst', worst);
+  },
+};
 
-/** Sum of the leading hits over all requests. A request is the ids of its blocks, in order. */
-export function leadingHits(
-  requests: readonly (readonly number[])[],
-  numBlocks: number,
-  shardCount: number,
-  makePolicy?: PolicyMaker,
+/** @returns the least ratio to LRU */
+function measureTrace(
+  { rows, isQuick }: Bench,
+  trace: (typeof TRACES)[number],
+  requests: Requests,
+  perBlockNs: number[],
 ): number {
-  const pool = new SmallPool(numBlocks, shardCount, makePolicy);
-  let hits = 0;
-  for (const ids of requests) hits += pool.request(keysOf(ids), ids.length);
-  return hits;
-}
-
-/** The same with an exact LRU list, touched from the tail to the head. */
-export function leadingHitsOfLru(requests: readonly (readonly number[])[], numBlocks: number): number {
-  const present = new Map<number, true>();
-  let hits = 0;
-  for (const ids of requests) {
-    let leading = 0;
-    while (leading < ids.length && present.has(ids[leading])) leading += 1;
-    hits += leading;
-    for (let i = ids.length - 1; i >= 0; i -= 1) {
-      present.delete(ids[i]);
-      present.set(ids[i], true);
-    }
-    for (const oldest of present.keys()) {
-      if (present.size <= numBlocks) break;
-      present.delete(oldest);
+  const distinct = new Set(requests.flat()).size;
+  const blockCount = requests.reduce((sum, ids) => sum + ids.length, 0);
+  const keys = requests.map(keysOf);
+  let worst = Infinity;
+  for (const percent of isQuick ? ([5] as const) : SIZES) {
+    const size = Math.floor((distinct * percent) / 100);
+    const lru = leadingHitsOf(new Lru(size), requests);
+    const pool = new SmallPool(size, SHARDS);
+    const startMs = performance.now();
+    let hits = 0;
+    requests.forEach((ids, i) => {
+      hits += pool.request(keys[i], ids.length);
+    });
+    perBlockNs.push(((performance.now() - startMs) * 1e6) / blockCount);
+    worst = Math.min(worst, hits / lru);
+    rows.figure(`evict.${trace}${percent}`, hits / lru, 'x LRU', requests.length);
+    rows.figure(`evict.${trace}${percent}.lruShare`, lru / blockCount, 'of all blocks', requests.length);
+    if (isQuick) continue;
+    for (const [name, make] of Object.entries(OTHERS)) {
+      const ratio = leadingHitsOf(make(size, requests), requests) / lru;
+      rows.figure(`evict.${trace}${percent}.${name}`, ratio, 'x LRU', requests.length);
     }
   }
-  return hits;
+  return worst;
 }
 
-function generatedRequests(count: number): number[][] {
-  const requests: number[][] = [];
-  for (const record of generateTrace(1)) {
-    if (requests.length === count) break;
-    const ids = [...reusableBlocks(record)];
+async function requestsOf(file: string): Promise<Requests> {
+  const requests: (readonly number[])[] = [];
+  const options = { strict: true, onBadLine: () => undefined };
+  for await (const record of readTrace(createReadStream(file), options)) {
+    const ids = reusableBlocks(record);
     if (ids.length > 0) requests.push(ids);
   }
   return requests;
 }
-
-const SHARES = [0.01, 0.05, 0.1, 0.25] as const;
-
-export const evictionBench: BenchGroup = {
-  name: 'eviction',
-  prefixes: ['eviction.'],
-  run({ quick }): Row[] {
-    const requests = generatedRequests(quick ? 1000 : 10_000);
-    const distinct = new Set(requests.flat()).size;
-    return SHARES.map((share) => {
-      const numBlocks = Math.floor(distinct * share);
-      const ratio = leadingHits(requests, numBlocks, 2) / leadingHitsOfLru(requests, numBlocks);
-      return factOf(`eviction.leadingHitsOfLru.${share * 100}percent`, 'x', ratio);
-    });
-  },
-};

@@ -1,11 +1,12 @@
-// A peer process of the replay whose parent is gone.
+// A peer process of the replay whose parent is gone, or that hangs.
 
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
 import { expect, test } from 'vitest';
+import { PeerProcess } from '../../src/main/cli/replay/peer-process.js';
 
 const ENTRY = new URL('../../dist/src/main/cli/replay/child.js', import.meta.url);
-const SETTINGS = { blockBytes: 4_096, poolBytes: 8 * 1024 * 1024, shards: 2, dataPlane: 'none' };
+const SETTINGS = { blockBytes: 4_096, poolBytes: 8 * 1024 * 1024, shards: 2, dataPlane: 'none' } as const;
 
 test('an answer that nobody reads any more does not keep a peer from closing as it should', async () => {
   const child = fork(ENTRY, { stdio: ['ignore', 'ignore', 'pipe', 'ipc'] });
@@ -25,4 +26,16 @@ test('an answer that nobody reads any more does not keep a peer from closing as 
     signal: null,
     errors: '',
   });
+});
+
+test('a peer that was stopped and is asked for its prefix is ended, so that the replay ends too', async () => {
+  const peer = new PeerProcess(3, ENTRY, 300);
+  const { pid } = await peer.call('start', SETTINGS);
+  expect(await peer.call('prefix', [])).toBe(0);
+  process.kill(pid, 'SIGSTOP');
+  await expect(peer.call('prefix', [])).rejects.toMatchObject({
+    code: 'KVPEER_PEER_LOST',
+    message: expect.stringContaining('did not answer for 0.3 s') as unknown,
+  });
+  expect((await peer.gone)?.message).toContain('did not answer for 0.3 s');
 });

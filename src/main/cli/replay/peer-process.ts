@@ -7,7 +7,14 @@ import type { AnswerMessage, CallMessage, PeerCallName, PeerCalls } from './mess
 interface OpenCall {
   readonly resolve: (answer: unknown) => void;
   readonly reject: (error: Error) => void;
+  readonly timer: NodeJS.Timeout | undefined;
 }
+
+/**
+ * How long a peer may take to say which prefix it holds. That is a matter of microseconds: one that lets this time pass
+ * is stopped or hangs, and the replay, which asks all peers before each request, would wait with it for good.
+ */
+const PREFIX_MS = 60_000;
 
 /** A forked peer. Every call ends: with an answer, with the error it met there, or with KVPEER_PEER_LOST. */
 export class PeerProcess {
@@ -15,14 +22,16 @@ export class PeerProcess {
   /** Settles when the process is gone; undefined when it left after `close`, else what happened to it. */
   readonly gone: Promise<KvpeerError | undefined>;
   readonly #child: ChildProcess;
+  readonly #prefixMs: number;
   readonly #calls = new Map<number, OpenCall>();
   #lastCall = 0;
   #isClosing = false;
   #lost: KvpeerError | undefined;
 
   /** @param entry  the program of the process, dist/src/main/cli/replay/child.js */
-  constructor(id: number, entry: URL) {
+  constructor(id: number, entry: URL, prefixMs = PREFIX_MS) {
     this.id = id;
+    this.#prefixMs = prefixMs;
     // What a peer prints goes to our error output: standard output is the report's alone.
     this.#child = fork(entry, { stdio: ['ignore', 2, 2, 'ipc'] });
     this.#child.on('message', (message) => {
@@ -56,7 +65,8 @@ export class PeerProcess {
     if (this.#lost !== undefined) return Promise.reject(this.#lost);
     const call = ++this.#lastCall;
     return new Promise((resolve, reject) => {
-      this.#calls.set(call, { resolve: resolve as OpenCall['resolve'], reject });
+      const timer = name === 'prefix' ? this.#endWhenSilent() : undefined;
+      this.#calls.set(call, { resolve: resolve as OpenCall['resolve'], reject, timer });
       const message = { call, name, argument } as CallMessage;
       // A failed send is followed by 'exit' or 'error', which settle the call.
       this.#child.send(message, () => undefined);
@@ -82,8 +92,16 @@ export class PeerProcess {
     const open = this.#calls.get(message.call);
     if (open === undefined) return;
     this.#calls.delete(message.call);
+    clearTimeout(open.timer);
     if ('error' in message) open.reject(errorOf(message.error));
     else open.resolve(message.answer);
+  }
+
+  #endWhenSilent(): NodeJS.Timeout {
+    return setTimeout(() => {
+      this.#lose(`did not answer for ${this.#prefixMs / 1000} s and was ended`);
+      this.kill();
+    }, this.#prefixMs);
   }
 
   #lose(how: string): KvpeerError {
@@ -91,7 +109,10 @@ export class PeerProcess {
       'KVPEER_PEER_LOST',
       `peer ${this.id} (pid ${this.#child.pid ?? 'none'}) ${how}; its output above says more`,
     );
-    for (const open of this.#calls.values()) open.reject(this.#lost);
+    for (const { timer, reject } of this.#calls.values()) {
+      clearTimeout(timer);
+      reject(this.#lost);
+    }
     this.#calls.clear();
     return this.#lost;
   }

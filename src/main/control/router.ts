@@ -54,6 +54,10 @@ export class Receiver {
       maxMessageSize: options.maxFrameBytes,
       // Never sends; no heartbeats either, see transport.ts.
       linger: 0,
+      // Never throttled: a connection that breaks while it is, with a heartbeat among what is still to be read, aborts
+      // the process in libzmq 4.3.5 (restart_input answers it, see transport.ts). What waits costs memory instead,
+      // until it is read.
+      receiveHighWaterMark: 0,
     });
     this.reportsPeerGone = this.socket.notifyPeerGone(this.notice);
   }

@@ -17,7 +17,8 @@
 //   would deliver frames of an old session to a new process. A new session opens a new DEALER.
 // * Heartbeats go from DEALERs to ROUTERs. A ROUTER of ours answers them but sends none: in libzmq 4.3.5 a heartbeat
 //   timer that fires on a connection which is both throttled and broken aborts the process ("Assertion failed:
-//   !_io_error", libzmq issue 4364; any remote can bring it about, and did here). A silent remote is noticed at the
+//   !_io_error", libzmq issue 4364; any remote can bring it about, and did here). So does a heartbeat of the remote
+//   that is read late, after such a break: the ROUTER's receive queue has no bound and never throttles. A silent remote is noticed at the
 //   ROUTER through the time-to-live in its own heartbeats, and at our DEALER through its missing answers.
 // * A new connection under an identity takes it over (ROUTER_HANDOVER): a restarted peer is heard at once, although
 //   the death of its former self may not have been noticed yet.

@@ -69,6 +69,8 @@ export class Node {
   #lastRecycleMs = -Infinity;
   #isRecycling = false;
   #isClosing = false;
+  /** Why the receive agent could not be replaced: peers cannot write here until it is. */
+  #recycleFault: string | undefined;
 
   /** Binds the control socket. @throws KVPEER_BIND */
   static async start(options: NodeOptions): Promise<Node> {
@@ -88,7 +90,7 @@ export class Node {
       },
       {
         onMessage: (from, payload) => {
-          handlers.node?.onFrame(from, payload);
+          handlers.node?.#onFrameSafely(from, payload);
         },
         onPeerGone: (from) => {
           handlers.node?.onPeerGone(from);
@@ -184,8 +186,29 @@ export class Node {
     };
   }
 
+  /** Why the control plane cannot do its work right now, one sentence each. */
+  troubles(): readonly string[] {
+    return this.#recycleFault === undefined
+      ? []
+      : [`the receive agent could not be replaced: ${this.#recycleFault}`];
+  }
+
   get socketCount(): number {
     return this.#transport.socketCount;
+  }
+
+  /**
+   * A frame, and a fault of our own that it may bring to light: the session that met it ends, the node goes on. Nothing
+   * that a peer sends may end the process.
+   */
+  #onFrameSafely(from: string, payload: Buffer): void {
+    try {
+      this.onFrame(from, payload);
+    } catch (error) {
+      this.#options.counts.rejection('internal_error');
+      this.#options.log.error({ peer: from, err: error }, 'a message met a fault of this node; its session ends');
+      this.sessions.find(from)?.end('protocol-error');
+    }
   }
 
   /** A frame from a validated, unauthenticated identity. */
@@ -309,6 +332,15 @@ export class Node {
     }
     const hasScratch = connect.kvpeer?.features.includes('scratch_page') === true;
     const { agentMetadata, baseAddr, numBlocks } = connect;
+    if (agentMetadata.equals(dataPlane.metadata())) {
+      // Serving it would be writing into our own pool.
+      log.warn({ peerId: connect.peerId }, 'connect refused: it carries the metadata of this very node');
+      setImmediate(() => {
+        this.#fingerprint.onRegistered(connect, false);
+        done(false, undefined);
+      });
+      return;
+    }
     shards.addPeer({ agentMetadata, baseAddr, numBlocks, hasScratch }, (failure, dataPeer) => {
       if (failure) log.warn({ peerId: connect.peerId, failure }, 'NIXL did not take the peer');
       this.#fingerprint.onRegistered(connect, failure === undefined);
@@ -398,8 +430,10 @@ export class Node {
         { reason: String(error) },
         'the receive agent could not be recycled; the slots stay quarantined',
       );
+      this.#recycleFault = error instanceof Error ? error.message : String(error);
       return;
     }
+    this.#recycleFault = undefined;
     this.recycleCount++;
     this.quarantine.onRecycled();
   }

@@ -208,7 +208,9 @@ export class Peer implements PeerApi {
   }
 
   readiness(): Readiness {
-    const reasons = this.#closing ? ['the peer is closing'] : this.#shards.troubles();
+    const reasons = this.#closing
+      ? ['the peer is closing']
+      : [...this.#shards.troubles(), ...this.#node.troubles()];
     return { isReady: reasons.length === 0, reasons, dataPlane: this.dataPlane };
   }
 

@@ -43,7 +43,7 @@ export interface NixlLibrary {
 export function prepareNixl(host: string): NixlLibrary {
   const location = resolveNixl();
   if (location.kind === 'missing') {
-    throw new KvpeerError('KVPEER_NIXL_UNAVAILABLE', `${location.reason}; ${location.remedy}`);
+    throw new KvpeerError('KVPEER_NIXL_UNAVAILABLE', `${location.reason} ${location.remedy}`);
   }
   const settings = applyNixlEnvironment(host);
   const chosenBy = settings.filter(({ name }) => name === 'UCX_TLS' || name === 'UCX_NET_DEVICES');

@@ -23,6 +23,12 @@ constexpr uint64_t kFillStep = 0x6a09e667f3bcc909;
 constexpr uint64_t kFillTwist = 0xbb67ae8584caa73b;
 constexpr uint64_t kLaneSecret[4] = {0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1, 0x510e527fade682d1, 0x9b05688c2b3e6c1f};
 
+// Folded product: both halves of a * b, xored.
+inline uint64_t foldedProduct(uint64_t a, uint64_t b) {
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
 // The two words of one step of the content.
 struct FillPair {
   uint64_t first;

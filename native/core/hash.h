@@ -2,8 +2,8 @@
 //
 // First NH, the universal hash of UMAC (Black et al., 1999): the sum of 64 x 64 -> 128 bit products, one per 16 key
 // bytes, each with secrets of its own. Two keys of the same length meet with probability 2^-64, whoever chose them, as
-// long as the seed is unknown; and the products do not wait for each other. Then two folded products spread the sum's
-// bits over the result.
+// long as the seed is unknown; and the products do not wait for each other. Then one more product spreads the sum's bits
+// over the result.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,12 @@ constexpr uint32_t kPageBuckets = 64;
 constexpr size_t kMaxHashedBytes = 64;
 
 struct HashSecrets {
-  // A pair per 16 bytes of key, then two pairs for the end.
-  uint64_t word[kMaxHashedBytes / 8 + 4];
+  // A pair per 16 bytes of key, then one for the end.
+  uint64_t word[kMaxHashedBytes / 8 + 2];
 };
 
+// Every bit of `low` and the lower half of `high` change with every bit of the key (flipping one key bit flips each of
+// them half the time); the upper half of `high` is the top of a product and uneven: nothing is taken from there.
 struct Hash128 {
   uint64_t low;
   uint64_t high;
@@ -32,12 +34,6 @@ struct KeyPlace {
   uint32_t bucketB;
   uint32_t tag;
 };
-
-// Folded product: both halves of a * b, xored.
-inline uint64_t foldedProduct(uint64_t a, uint64_t b) {
-  const auto product = static_cast<unsigned __int128>(a) * b;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
 
 inline uint64_t loadWord(const uint8_t* at) {
   uint64_t word;
@@ -78,8 +74,9 @@ inline Hash128 hashBytes(const uint8_t* key, size_t bytes, const HashSecrets& se
   const auto low = static_cast<uint64_t>(sum);
   const auto high = static_cast<uint64_t>(sum >> 64);
   const uint64_t* finish = secret + kMaxHashedBytes / 8;
-  return {foldedProduct(low ^ finish[0], high ^ finish[1] ^ bytes),
-          foldedProduct(low ^ finish[2] ^ bytes, high ^ finish[3])};
+  const auto end = static_cast<unsigned __int128>(low ^ finish[0]) * (high ^ finish[1] ^ bytes);
+  const auto upper = static_cast<uint64_t>(end >> 64);
+  return {static_cast<uint64_t>(end) ^ upper, upper};
 }
 
 // `value` scaled to 0 .. count - 1, for any count.
@@ -90,17 +87,21 @@ inline uint32_t reduceRange(uint32_t value, uint32_t count) {
 // Both buckets of a key lie in the same 4 KiB page of the index (64 buckets): one address translation for the two. In
 // 40 million insertions at a load of one half that filled no pair, as little as pairs from the whole index.
 //
-// `bucketCount` is at most 64 or a multiple of it; `shardReciprocal` is 2^32 / shardCount rounded up, exact for the 16
-// bits that choose the shard.
+// The first bucket comes from the lower half of `low` (from its upper bits, as many as it takes), the tag from the upper
+// half; the shard from bits 0-15 of `high`, the second bucket from bits 26-31, made even by the tag. The lowest bits of
+// `low` and `high` must not meet in one place: together they show the lowest bits of a product, which keys that differ
+// little may share.
+// `bucketCount` is at most 64 or a multiple of it; `shardReciprocal` is 2^32 / shardCount rounded up,
+// exact for the 16 bits that choose the shard.
 inline KeyPlace placeOf(Hash128 hash, uint32_t bucketCount, uint32_t shardCount, uint64_t shardReciprocal) {
   KeyPlace place;
   const auto chooser = static_cast<uint32_t>(hash.high & 0xffff);
   place.shard = chooser - static_cast<uint32_t>((chooser * shardReciprocal) >> 32) * shardCount;
-  place.tag = static_cast<uint32_t>(hash.low);
-  place.bucketA = reduceRange(static_cast<uint32_t>(hash.low >> 32), bucketCount);
+  place.tag = static_cast<uint32_t>(hash.low >> 32);
+  place.bucketA = reduceRange(static_cast<uint32_t>(hash.low), bucketCount);
   const uint32_t pageCount = bucketCount < kPageBuckets ? bucketCount : kPageBuckets;
   const uint32_t inPage = place.bucketA % kPageBuckets;
-  uint32_t other = reduceRange(static_cast<uint32_t>(hash.high >> 32), pageCount);
+  uint32_t other = reduceRange(static_cast<uint32_t>(hash.high) ^ place.tag, pageCount);
   if (other == inPage) other = inPage + 1 == pageCount ? 0 : inPage + 1;
   place.bucketB = place.bucketA - inPage + other;
   return place;

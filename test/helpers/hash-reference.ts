@@ -16,7 +16,7 @@ function wordAt(bytes: Uint8Array, at: number): bigint {
 
 function deriveSecrets(seed: bigint): bigint[] {
   let state = seed;
-  return Array.from({ length: 12 }, () => {
+  return Array.from({ length: 10 }, () => {
     state = (state + 0x9e3779b97f4a7c15n) & MASK;
     let mixed = state;
     mixed = ((mixed ^ (mixed >> 30n)) * 0xbf58476d1ce4e5b9n) & MASK;
@@ -42,25 +42,24 @@ export function referenceHash(key: Uint8Array, seed: bigint): [low: bigint, high
   }
   const low = sum & MASK;
   const high = (sum >> 64n) & MASK;
-  return [
-    foldedProduct(low ^ secret[8], high ^ secret[9] ^ length),
-    foldedProduct(low ^ secret[10] ^ length, high ^ secret[11]),
-  ];
+  const end = (low ^ secret[8]) * (high ^ secret[9] ^ length);
+  return [(end & MASK) ^ (end >> 64n), end >> 64n];
 }
 
 export function referencePlace(key: Uint8Array, seed: bigint, layout: Layout): KeyPlace {
   const [low, high] = referenceHash(key, seed);
   const buckets = BigInt(layout.bucketsPerShard);
-  const bucketA = Number(((low >> 32n) * buckets) >> 32n);
+  const bucketA = Number(((low & 0xffff_ffffn) * buckets) >> 32n);
   const page = Math.floor(bucketA / 64) * 64;
   const pageCount = Math.min(64, layout.bucketsPerShard);
-  let bucketB = page + Number(((high >> 32n) * BigInt(pageCount)) >> 32n);
+  const other = (high & 0xffff_ffffn) ^ (low >> 32n);
+  let bucketB = page + Number((other * BigInt(pageCount)) >> 32n);
   if (bucketB === bucketA) bucketB = page + ((bucketA - page + 1) % pageCount);
   return {
     shard: Number((high & 0xffffn) % BigInt(layout.shardCount)),
     bucketA,
     bucketB,
-    tag: Number(BigInt.asIntN(32, low)),
+    tag: Number(BigInt.asIntN(32, low >> 32n)),
   };
 }
 

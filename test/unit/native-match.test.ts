@@ -49,16 +49,21 @@ describe('the hash', () => {
     },
   );
 
-  test('spreads keys that differ in few bits evenly over shards and buckets', () => {
+  test.each([0n, 1n, 2n, 3n, SEED])('spreads keys that differ little evenly, with seed %i', (seed) => {
     const pool = new SharedPool({ numBlocks: 4096, shardCount: 4 });
     const counts = new Map<string, number>();
+    const count = (what: string): void => {
+      counts.set(what, (counts.get(what) ?? 0) + 1);
+    };
     for (let i = 0; i < 20_000; i++) {
-      const place = referencePlace(keyOf(i), SEED, pool.layout);
-      const bucket = `${place.shard}/${Math.floor((place.bucketA * 4) / pool.layout.bucketsPerShard)}`;
-      counts.set(bucket, (counts.get(bucket) ?? 0) + 1);
+      const place = referencePlace(keyOf(i), seed, pool.layout);
+      count(`shard ${place.shard}, quarter ${Math.floor((place.bucketA * 4) / pool.layout.bucketsPerShard)}`);
+      count(`shard ${place.shard}, quarter of the page ${Math.floor((place.bucketB % 64) / 16)}`);
+      count(`quarter ${Math.floor((place.bucketB % 64) / 16)}, tag ${place.tag >>> 30}`);
+      count(`shard ${place.shard}, tag ${place.tag & 3}`);
     }
-    expect(counts.size).toBe(16);
-    for (const count of counts.values()) expect(Math.abs(count - 1250)).toBeLessThan(200);
+    expect(counts.size).toBe(64);
+    for (const [what, found] of counts) expect(Math.abs(found - 1250), what).toBeLessThan(200);
   });
 });
 

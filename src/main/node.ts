@@ -90,7 +90,7 @@ export class Node {
       },
       {
         onMessage: (from, payload) => {
-          handlers.node?.#onFrameSafely(from, payload);
+          handlers.node?.onFrame(from, payload);
         },
         onPeerGone: (from) => {
           handlers.node?.onPeerGone(from);
@@ -201,18 +201,21 @@ export class Node {
    * A frame, and a fault of our own that it may bring to light: the session that met it ends, the node goes on. Nothing
    * that a peer sends may end the process.
    */
-  #onFrameSafely(from: string, payload: Buffer): void {
+  onFrame(from: string, payload: Buffer): void {
     try {
-      this.onFrame(from, payload);
+      this.#handleFrame(from, payload);
     } catch (error) {
       this.#options.counts.rejection('internal_error');
-      this.#options.log.error({ peer: from, err: error }, 'a message met a fault of this node; its session ends');
+      this.#options.log.error(
+        { peer: from, err: error },
+        'a message met a fault of this node; its session ends',
+      );
       this.sessions.find(from)?.end('protocol-error');
     }
   }
 
   /** A frame from a validated, unauthenticated identity. */
-  onFrame(from: string, payload: Buffer): void {
+  #handleFrame(from: string, payload: Buffer): void {
     const { counts, log } = this.#options;
     const isStranger = this.sessions.find(from) === undefined;
     if (isStranger) {

@@ -30,7 +30,7 @@ const HANDSHAKE_ERRORS = [
  * everything from a second connection with a known identity, for good, unless it saw the end of the first one before;
  * without a pause the first frame was lost in 2 of 30 tries.
  */
-const REOPEN_PAUSE_MS = 20;
+const REOPEN_PAUSE_MS = 100;
 
 /** What a DEALER needs from its transport. */
 export interface DealerEnvironment {

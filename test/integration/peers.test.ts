@@ -313,3 +313,50 @@ test('checksums that only one side keeps are neither sent nor asked for', async 
   request.finish();
   await atRest(a, b);
 });
+
+test('zero-copy writers: reserve, write in place, commit; cancelled and second commits leave nothing', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  const reservation = await a.reserve(testKeys(0, 4));
+  for (let i = 0; i < 4; i++) reservation.block(i)?.fill(i + 1);
+  expect((await a.probe(testKeys(0, 4))).hitCount).toBe(0);
+  expect(await reservation.commit()).toEqual({ storedCount: 4, presentCount: 0, notStoredCount: 0 });
+  await expect(reservation.commit()).rejects.toMatchObject({ code: 'KVPEER_INVALID_ARGUMENT' });
+  const cancelled = await a.reserve(testKeys(4, 4));
+  await cancelled.cancel();
+  expect((await a.probe(testKeys(0, 8))).hitCount).toBe(4);
+  const request = b.open({ remote_kv_source: named(a, 'zero-copy') });
+  await request.lookup(testKeys(0, 4));
+  const load = await request.load(testKeys(0, 4));
+  expect([0, 1, 2, 3].map((i) => load.block(i)?.at(-1))).toEqual([1, 2, 3, 4]);
+  load.release();
+  request.finish();
+  await atRest(a, b);
+});
+
+test('pinned blocks outlive any amount of storing; released ones can be evicted', async () => {
+  const peer = await startPeer({ poolBytes: 64 * 4096 });
+  await peer.content.storeFilled(testKeys(0, 8));
+  const pinned = await peer.pin(testKeys(0, 8));
+  expect(pinned.presentCount).toBe(8);
+  for (let i = 1; i < 10; i++) await peer.content.storeFilled(testKeys(i * 100, 32));
+  expect((await peer.probe(testKeys(0, 8))).hitCount).toBe(8);
+  expect(await peer.evict(testKeys(0, 8))).toBe(0);
+  expect(await peer.content.verify(pinned)).toBe(0);
+  pinned.release();
+  expect(() => {
+    pinned.release();
+  }).toThrow(/released already/);
+  expect(await peer.evict(testKeys(0, 8))).toBe(8);
+  expect((await peer.probe(testKeys(0, 8))).hitCount).toBe(0);
+  await atRest(peer);
+});
+
+test('wrong arguments are named: keys of a wrong length, too few bytes for the keys, a closed peer', async () => {
+  const peer = await startPeer({ dataPlane: 'none' });
+  await expect(Promise.resolve().then(() => peer.probe(new Uint8Array(35)))).rejects.toMatchObject({
+    code: 'KVPEER_INVALID_ARGUMENT',
+  });
+  await expect(peer.store(testKeys(0, 2), new Uint8Array(4096))).rejects.toThrow(/2 x 4096 bytes for 2 keys/);
+  await peer.close();
+  expect(() => peer.open()).toThrow(expect.objectContaining({ code: 'KVPEER_CLOSED' }));
+});

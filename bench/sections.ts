@@ -2,15 +2,23 @@
 
 import { blockBytesBench } from './block-bytes.js';
 import { evictionBench } from './eviction.js';
+import { idleBench } from './idle.js';
 import { lookupCpuBench } from './lookup-cpu.js';
+import { lookupRoundTripBench } from './lookup-round-trip.js';
 import { lookupSplitBench } from './lookup-split.js';
+import { lookupTailBench } from './lookup-tail.js';
 import { matchBench } from './match.js';
 import type { Section } from './rows.js';
+import { serveBench } from './serve.js';
 
 export const SECTIONS: readonly Section[] = [
   matchBench,
   blockBytesBench,
   lookupSplitBench,
   lookupCpuBench,
+  lookupRoundTripBench,
+  lookupTailBench,
+  serveBench,
+  idleBench,
   evictionBench,
 ];

@@ -190,6 +190,21 @@ export class Load {
     return Float64Array.from(times);
   }
 
+  /** Fetches the first blocks again and again for some time. @returns how often */
+  async fetchFor(options: {
+    readonly blockCount: number;
+    readonly order: 'consecutive' | 'scattered';
+    readonly ms: number;
+  }): Promise<number> {
+    const endMs = performance.now() + options.ms;
+    let count = 0;
+    while (performance.now() < endMs) {
+      await this.fetchLoop({ ...options, rounds: 1 });
+      count += 1;
+    }
+    return count;
+  }
+
   /** Sends one fetch and stops this whole process in the middle of it, until the parent continues it. */
   async fetchAndFreeze(blockCount: number): Promise<void> {
     const [session] = this.#sessions;

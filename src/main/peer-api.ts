@@ -102,7 +102,13 @@ export interface PeerStats {
   readonly evictions: number;
   readonly bytesServed: number;
   readonly bytesPulled: number;
-  readonly served: { readonly posts: number; readonly cut: number; readonly failed: number };
+  readonly served: {
+    readonly posts: number;
+    readonly cut: number;
+    readonly failed: number;
+    /** Sum over the serves, from the first post to the last completion. */
+    readonly writeMs: number;
+  };
   readonly workerRestarts: number;
   readonly hardStops: number;
   readonly receiveAgentRecycles: number;

@@ -200,6 +200,7 @@ export class Peer implements PeerApi {
         posts: this.#shards.counter(Counter.WritePosts),
         cut: this.#shards.counter(Counter.WritesCut),
         failed: this.#shards.counter(Counter.WritesFailed),
+        writeMs: this.#shards.counter(Counter.WritingMs),
       },
       workerRestarts: this.#shards.restartCount,
       hardStops: this.#counts.hardStopCount,

@@ -34,6 +34,8 @@ export const Counter = {
   WritingSlots: 23,
   QuarantinedSlots: 24,
   OpenWrites: 25,
+  /** Of serves, from their first post to their last end; not a gauge. */
+  WritingMs: 26,
 } as const;
 export type Counter = (typeof Counter)[keyof typeof Counter];
 

@@ -76,6 +76,8 @@ export interface MoverCounters {
   repostedRequestCount: number;
   /** Agents retired by a hard stop. */
   retiredAgentCount: number;
+  /** Of serves that have ended, from their first post to their last end. */
+  writingMs: number;
 }
 
 export class Mover {
@@ -84,6 +86,7 @@ export class Mover {
     cutRequestCount: 0,
     repostedRequestCount: 0,
     retiredAgentCount: 0,
+    writingMs: 0,
   };
 
   private readonly peers = new Map<number, MoverPeer>();
@@ -260,6 +263,8 @@ export class Mover {
   private postPart(serve: Serve): void {
     const { peer, pairs } = serve;
     const range = serve.unposted[0];
+    // The post is the copy: its time counts.
+    serve.firstPostedAtMs ??= this.options.now();
     let generation: SendGeneration;
     try {
       generation = this.agents.current();
@@ -325,6 +330,9 @@ export class Mover {
   private endIfFinished(serve: Serve): void {
     if (!serve.isFinished || !this.serves.delete(serve.opNumber)) return;
     serve.peer.serves.delete(serve);
+    if (serve.firstPostedAtMs !== undefined) {
+      this.counters.writingMs += this.options.now() - serve.firstPostedAtMs;
+    }
     const { opNumber, status, bytesWritten, cutRequestCount } = serve;
     this.options.events.onServeEnd(opNumber, status, bytesWritten, cutRequestCount);
   }

@@ -49,6 +49,7 @@ export class Serve {
   openCount = 0;
   bytesWritten = 0;
   cutRequestCount = 0;
+  firstPostedAtMs: number | undefined;
   private ending: Exclude<ServeStatus, 'done'> | undefined;
 
   constructor(

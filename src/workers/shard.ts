@@ -72,6 +72,7 @@ class ShardWorker {
     cutRequestCount: 0,
     repostedRequestCount: 0,
     retiredAgentCount: 0,
+    writingMs: 0,
   };
 
   constructor(task: ShardTask, hooks: ShardHooks) {
@@ -200,6 +201,7 @@ class ShardWorker {
     this.counters.add(Counter.WritesCut, counters.cutRequestCount - seenMover.cutRequestCount);
     this.counters.add(Counter.WritesReposted, counters.repostedRequestCount - seenMover.repostedRequestCount);
     this.counters.add(Counter.AgentsRetired, counters.retiredAgentCount - seenMover.retiredAgentCount);
+    this.counters.add(Counter.WritingMs, counters.writingMs - seenMover.writingMs);
     Object.assign(seenMover, counters);
     this.counters.set(Counter.OpenWrites, this.mover.openRequestCount);
   }

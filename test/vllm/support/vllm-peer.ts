@@ -2,6 +2,7 @@
 
 import { spawn, type ChildProcessWithoutNullStreams } from 'node:child_process';
 import { once } from 'node:events';
+import { rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -221,10 +222,11 @@ export class VllmPeer {
     this.process.kill(signal);
   }
 
-  /** Ends the process at once, stopped or not. */
+  /** Ends the process at once, stopped or not, and removes its CPU tier: a killed vLLM leaves the file behind. */
   async destroy(): Promise<void> {
     this.process.kill('SIGKILL');
     await this.#exited;
+    await rm(`/dev/shm/vllm_offload_conformance-${this.pid}-${this.port}.mmap`, { force: true });
   }
 
   #command(command: object): void {

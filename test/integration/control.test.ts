@@ -56,6 +56,20 @@ describe('two transports', () => {
     expect([handle.queuedFrames, handle.queuedBytes]).toEqual([0, 0]);
   });
 
+  test('a frame leaves by itself, in whatever microtask after an earlier one it is sent', async () => {
+    const a = await bench.bound();
+    const b = await bench.bound();
+    const { handle } = bench.dealer(a, b.transport.localAddress);
+    await until(() => handle.isConnected, 'the handshake');
+    for (let microtasks = 0; microtasks < 12; microtasks++) {
+      const before = b.messages.length;
+      handle.send(Buffer.from('earlier'));
+      for (let i = 0; i < microtasks; i++) await Promise.resolve();
+      handle.send(Buffer.from('later'));
+      await until(() => b.messages.length === before + 2, `both, ${microtasks} microtasks apart`);
+    }
+  });
+
   test('what was sent just before close() still arrives', async () => {
     const a = await bench.bound();
     const b = await bench.bound();

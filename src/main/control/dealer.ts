@@ -182,10 +182,8 @@ export class DealerConnection implements DealerHandle {
   }
 
   private startPump(): void {
-    if (this.pumping !== undefined || this.socket === undefined) return;
-    this.pumping = this.pump(this.socket).finally(() => {
-      this.pumping = undefined;
-    });
+    if (this.pumping !== undefined || this.socket === undefined || this.queue.length === 0) return;
+    this.pumping = this.pump(this.socket);
   }
 
   private async pump(socket: Dealer): Promise<void> {
@@ -197,6 +195,8 @@ export class DealerConnection implements DealerHandle {
     } catch {
       this.goDown('send-failed');
     }
+    // In the same step in which the queue was found empty: what is sent one microtask later starts another pump.
+    this.pumping = undefined;
   }
 
   /** Waits for what is queued to leave, `lingerMs` at most. ZeroMQ does not tell, so its part gets the whole time. */

@@ -1,8 +1,7 @@
-// Finds and marks the transport's TCP connections, see connections.h.
+// Finds the transport's TCP connections, see connections.h.
 
 #include "nixl/connections.h"
 
-#include <arpa/inet.h>
 #include <dirent.h>
 // The kernel's own header: glibc's tcp_info ends before the byte counts.
 #include <linux/tcp.h>
@@ -33,16 +32,6 @@ bool isPortNamed(const std::string& metadata, const sockaddr_storage& address) {
     return isNamed(metadata, &port, sizeof port);
   }
   return false;
-}
-
-// The metadata of an agent that listens on loopback does not name the address.
-bool isAddressNamed(const std::string& metadata, const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET) {
-    const in_addr& host = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
-    return (ntohl(host.s_addr) >> 24) == IN_LOOPBACKNET || isNamed(metadata, &host, sizeof host);
-  }
-  const in6_addr& host = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&host) || isNamed(metadata, &host, sizeof host);
 }
 
 template <typename Visit>
@@ -81,20 +70,6 @@ Traffic trafficOf(int fd) {
 }
 
 }  // namespace
-
-size_t resetOnClose(const std::string& metadata) {
-  size_t found = 0;
-  forEachDescriptor([&](int fd) {
-    sockaddr_storage remote = {};
-    socklen_t length = sizeof remote;
-    // Fails for everything that is not a connected socket.
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &length) != 0) return;
-    if (!isPortNamed(metadata, remote) || !isAddressNamed(metadata, remote)) return;
-    const linger discard = {1, 0};
-    if (setsockopt(fd, SOL_SOCKET, SO_LINGER, &discard, sizeof discard) == 0) ++found;
-  });
-  return found;
-}
 
 std::vector<Arrival> waitingArrivals(const std::string& metadata) {
   std::vector<Arrival> arrivals;

@@ -8,14 +8,6 @@
 
 namespace kvpeer {
 
-// Makes closing this process's connections to the peer discard what they have not sent (a reset instead of an orderly
-// end). Without it up to some MiB of a stopped write wait in the kernel and land whenever a frozen peer continues.
-// Returns how many connections it found: none with transports that are not TCP.
-//
-// The metadata names the port on which the peer's transport listens and, but for loopback, its address. A connection
-// of something else to a port whose two bytes happen to be in the metadata would be reset on its close as well.
-size_t resetOnClose(const std::string& metadata);
-
 // What one connection had received but not handed over at some moment.
 struct Arrival {
   int fd = -1;

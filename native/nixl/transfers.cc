@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "nixl/connections.h"
 #include "nixl/library.h"
 
 namespace kvpeer {
@@ -46,9 +45,6 @@ class DescriptorList {
 SendAgent::SendAgent(std::unique_ptr<Agent> agent) : agent_(std::move(agent)) {}
 
 SendAgent::~SendAgent() {
-  for (const auto& [handle, peer] : peers_) {
-    if (peer.openCount > 0) resetOnClose(peer.metadata);
-  }
   for (const Request& request : open_) release(request.handle);
   // The agent goes afterwards, with its member: that is what stops the writes.
 }
@@ -95,8 +91,7 @@ uint32_t SendAgent::addPeer(const uint8_t* blob, size_t blobBytes, const PeerSpa
     return 0;
   }
   const uint32_t handle = ++lastPeer_;
-  std::string metadata(reinterpret_cast<const char*>(blob), blobBytes);
-  peers_.emplace(handle, Peer{name, std::move(metadata), span, 0});
+  peers_.emplace(handle, Peer{name, span, 0});
   return handle;
 }
 

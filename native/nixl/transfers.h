@@ -87,7 +87,6 @@ class SendAgent {
  private:
   struct Peer {
     std::string name;
-    std::string metadata;
     PeerSpan span;
     uint32_t openCount = 0;
   };

@@ -9,6 +9,7 @@ import type { MachineFacts } from './machine.js';
 import type { Row } from './rows.js';
 import { figureText, goalText } from './rows.js';
 import { SECTIONS } from './sections.js';
+import { currentVllmPart } from './vllm-report.js';
 
 /** The JSON document of a run. */
 export interface BenchResult extends MachineFacts {
@@ -23,7 +24,11 @@ export function writeDocument(result: BenchResult): void {
   mkdirSync(folder, { recursive: true });
   writeFileSync(`${folder}/benchmarks-goals.svg`, goalChart(result.rows));
   writeFileSync(`${folder}/benchmarks-lookup.svg`, lookupChart(result.rows));
-  writeFileSync(`${folder}/benchmarks.md`, documentOf(result));
+  const beside = currentVllmPart();
+  writeFileSync(
+    `${folder}/benchmarks.md`,
+    beside === '' ? documentOf(result) : `${documentOf(result).trimEnd()}\n\n${beside}\n`,
+  );
 }
 
 function documentOf(result: BenchResult): string {

@@ -1,0 +1,152 @@
+// `npm run bench:vllm`: kvpeer and vLLM as producers of the same Python client, in turns, in one run.
+//
+// The client is the conformance harness's vllm_lookup_bench.py; each producer is alone on the machine with it, since
+// every vLLM with NIXL keeps a core busy. A round is every producer once, first on an idle machine, then with one
+// core kept busy by a loop. The table goes into docs/benchmarks.md.
+
+import { spawn, type ChildProcess } from 'node:child_process';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { parseArgs } from 'node:util';
+
+import { packageRoot } from '../src/shared/nixl-dir.js';
+import { machineFacts } from './machine.js';
+import { vllmSection, writeVllmSection, type Measured, type ProducerName } from './vllm-report.js';
+
+const BLOCK_BYTES = 65_536;
+const SIZES = [1, 16, 128, 1024, 8192] as const;
+const HELD = 8192;
+const FETCH_BLOCKS = 512;
+
+/** Step and poll interval in ms: vLLM 0.33's own cadence, and the lowest latency that its code can give. */
+const CADENCES = { 'vllm-default': ['5', '1'], 'vllm-tight': ['0', '0'] } as const;
+const PRODUCERS: readonly ProducerName[] = ['vllm-default', 'vllm-tight', 'kvpeer'];
+
+interface BenchLine {
+  readonly event: string;
+  readonly keys?: number;
+  readonly p50?: number;
+  readonly p99?: number;
+  readonly mib_per_s?: number;
+  readonly idle_percent?: number;
+  readonly bad?: number;
+  readonly error?: string;
+}
+
+function fromEnvironment(name: string): string {
+  const value = process.env[name];
+  if (value === undefined || value === '') throw new Error(`${name} is not set: run npm run bench:vllm`);
+  return value;
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const address = server.address();
+  server.close();
+  await once(server, 'close');
+  if (address === null || typeof address === 'string') throw new Error('no port');
+  return address.port;
+}
+
+/** Starts a producer and waits for its `ready`. Both get the same UCX_TLS. */
+async function startProducer(name: ProducerName, port: number, ucxTls: string): Promise<ChildProcess> {
+  const common = ['--port', String(port), '--count', String(HELD), '--block-bytes', String(BLOCK_BYTES)];
+  const env = { ...process.env, UCX_TLS: ucxTls, PYTHONDONTWRITEBYTECODE: '1' };
+  const [command, ...args] =
+    name === 'kvpeer'
+      ? [process.execPath, `${packageRoot}/dist/src/main/cli/conformance-peer.js`, ...common]
+      : [
+          fromEnvironment('KVPEER_CONFORMANCE_PYTHON'),
+          join(fromEnvironment('KVPEER_CONFORMANCE_DIR'), 'vllm_peer.py'),
+          'produce',
+          ...common,
+          ...['--blocks', String(HELD), '--step-ms', CADENCES[name][0], '--tier-poll-ms', CADENCES[name][1]],
+          ...['--max-seconds', '600'],
+        ];
+  const child = spawn(command, args, { env, stdio: ['ignore', 'pipe', 'ignore'] });
+  for await (const line of createInterface({ input: child.stdout })) {
+    if ((JSON.parse(line) as BenchLine).event === 'ready') return child;
+  }
+  throw new Error(`${name} ended before it was ready`);
+}
+
+async function stop(child: ChildProcess): Promise<void> {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const exited = once(child, 'exit');
+  child.kill('SIGTERM');
+  const timer = setTimeout(() => child.kill('SIGKILL'), 10_000);
+  await exited;
+  clearTimeout(timer);
+}
+
+/** Runs the client against a producer; its lines. */
+async function runClient(target: string, iterations: number, ucxTls: string): Promise<BenchLine[]> {
+  const script = join(fromEnvironment('KVPEER_CONFORMANCE_DIR'), 'vllm_lookup_bench.py');
+  const args = [
+    ...[script, '--target', target, '--port', String(await freePort())],
+    ...['--sizes', SIZES.join(','), '--iters', String(iterations), '--fetch-blocks', String(FETCH_BLOCKS)],
+  ];
+  const client = spawn(fromEnvironment('KVPEER_CONFORMANCE_PYTHON'), args, {
+    env: { ...process.env, UCX_TLS: ucxTls, PYTHONDONTWRITEBYTECODE: '1' },
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  const exited = once(client, 'exit');
+  const lines: BenchLine[] = [];
+  for await (const line of createInterface({ input: client.stdout }))
+    lines.push(JSON.parse(line) as BenchLine);
+  const [status] = (await exited) as [number | null];
+  if (status !== 0) throw new Error(`the client failed at ${target}: ${JSON.stringify(lines.at(-1))}`);
+  return lines;
+}
+
+function measuredOf(producer: ProducerName, isBusy: boolean, lines: readonly BenchLine[]): Measured {
+  const fetched = lines.find(({ event }) => event === 'fetch');
+  if (fetched?.bad !== 0) throw new Error(`${producer}: blocks arrived with wrong bytes`);
+  return {
+    producer,
+    isBusy,
+    idlePercent: lines.find(({ event }) => event === 'machine')?.idle_percent ?? 0,
+    lookups: lines
+      .filter(({ event }) => event === 'lookup')
+      .map(({ keys = 0, p50 = NaN, p99 = NaN }) => ({ keys, p50Us: p50, p99Us: p99 })),
+    fetchMs: fetched.p50 ?? NaN,
+    fetchMibPerS: fetched.mib_per_s ?? NaN,
+  };
+}
+
+async function main(): Promise<void> {
+  const { values } = parseArgs({
+    options: { rounds: { type: 'string', default: '3' }, iters: { type: 'string', default: '100' } },
+  });
+  const ucxTls = process.env.UCX_TLS ?? '^posix,sysv';
+  const facts = machineFacts();
+  const measured: Measured[] = [];
+  for (let round = 0; round < Number(values.rounds); round++) {
+    for (const producer of PRODUCERS) {
+      const port = await freePort();
+      const child = await startProducer(producer, port, ucxTls);
+      try {
+        for (const isBusy of [false, true]) {
+          const load = isBusy ? spawn(process.execPath, ['-e', 'for (;;);']) : undefined;
+          try {
+            const lines = await runClient(`127.0.0.1:${port}`, Number(values.iters), ucxTls);
+            measured.push(measuredOf(producer, isBusy, lines));
+          } finally {
+            load?.kill('SIGKILL');
+          }
+          process.stderr.write(`round ${round + 1}: ${producer}${isBusy ? ', other core busy' : ''}\n`);
+        }
+      } finally {
+        await stop(child);
+      }
+    }
+  }
+  const section = vllmSection(measured, facts, { ucxTls, rounds: Number(values.rounds), sizes: SIZES });
+  writeVllmSection(section);
+  process.stdout.write(`${section}\n`);
+}
+
+await main();

@@ -101,7 +101,9 @@ export function isSameAddress(a: PeerAddress, b: PeerAddress): boolean {
   return a.port === b.port && foldHost(a.host) === foldHost(b.host);
 }
 
-function foldHost(host: string): string {
-  const lower = host.toLowerCase();
+/** One spelling for every spelling of a host: IPv6 compressed and without brackets, names in lower case without final dot. */
+export function foldHost(host: string): string {
+  const bare = host.startsWith('[') && host.endsWith(']') ? host.slice(1, -1) : host;
+  const lower = isIPv6(bare) ? compressIpv6(bare).toLowerCase() : bare.toLowerCase();
   return lower.endsWith('.') ? lower.slice(0, -1) : lower;
 }

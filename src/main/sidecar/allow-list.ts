@@ -1,0 +1,76 @@
+// The SSRF allow-list: the host:port endpoints that a routing header may make the sidecar name or dial.
+
+import type { Logger } from 'pino';
+
+import { KvpeerError } from '../errors.js';
+import { parseHostPort } from '../params/address.js';
+import { openAllowFile } from './allow-file.js';
+import { Endpoints } from './endpoints.js';
+
+export interface AllowListOptions {
+  /** `--enable-ssrf-protection`. `allow` and `allowFile` turn the protection on by themselves. */
+  readonly isProtectionOn: boolean;
+  /** `--ssrf-allow HOST:PORT`, each time it was given. */
+  readonly allow: readonly string[];
+  /** `--ssrf-allow-file`: one HOST:PORT per line, `#` begins a comment; watched. */
+  readonly allowFile: string | undefined;
+  /** `--inference-pool` or INFERENCE_POOL: `name`, or `namespace/name`; watched while the protection is on. */
+  readonly inferencePool: string | undefined;
+  /** `--pool-group`: the API group of the InferencePool. Default `inference.networking.k8s.io`. */
+  readonly poolGroup: string | undefined;
+  /** Profile A knows the pool's hosts only and allows every port of them; B allows the pool's target ports. */
+  readonly poolPorts: 'any' | 'target';
+}
+
+export interface AllowList {
+  /** @param host without brackets, as `parseHostPort` and a SplitHostPort give it */
+  allows(host: string, port: number): boolean;
+  /** False when no protection was asked for: then everything is allowed, as upstream. */
+  readonly enabled: boolean;
+  close(): Promise<void>;
+}
+
+/** What a source of endpoints offers to the list. */
+export interface AllowSource {
+  allows(host: string, port: number): boolean;
+  close(): Promise<void>;
+}
+
+/**
+ * Opens the allow-list of all the sources that are given; an endpoint is allowed when one of them has it. Settles when
+ * each source was read once.
+ *
+ * @throws KVPEER_INVALID_OPTION when an endpoint, the file or the pool's name cannot be used, or protection is asked
+ * for without any source
+ */
+export async function openAllowList(options: AllowListOptions, log: Logger): Promise<AllowList> {
+  const isOn = options.isProtectionOn || options.allow.length > 0 || options.allowFile !== undefined;
+  if (!isOn) {
+    log.warn(
+      'SSRF protection is off: a routing header makes this sidecar dial any host; ' +
+        'turn it on with --ssrf-allow, --ssrf-allow-file, or --enable-ssrf-protection and --inference-pool',
+    );
+    return { enabled: false, allows: () => true, close: () => Promise.resolve() };
+  }
+  const given = new Endpoints(options.allow.map(parseAllowed));
+  const sources: AllowSource[] = [
+    { allows: (host, port) => given.has(host, port), close: () => Promise.resolve() },
+  ];
+  if (options.allowFile !== undefined) sources.push(await openAllowFile(options.allowFile, log));
+  return {
+    enabled: true,
+    allows: (host, port) => sources.some((source) => source.allows(host, port)),
+    close: async () => {
+      await Promise.all(sources.map((source) => source.close()));
+    },
+  };
+}
+
+function parseAllowed(text: string): { host: string; port: number } {
+  const address = parseHostPort(text);
+  if ('reason' in address) {
+    const message = `--ssrf-allow ${JSON.stringify(text)} ${address.reason}; write HOST:PORT, IPv6 in brackets`;
+    throw new KvpeerError('KVPEER_INVALID_OPTION', message);
+  }
+  return address;
+}

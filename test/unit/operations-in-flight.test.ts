@@ -150,6 +150,31 @@ describe('operations in flight', () => {
     expect(node.ends).toEqual(Array.from({ length: 40 }, (_, i) => `${i}: 0`));
   });
 
+  it('leave room in both rings for an operation that a callback submits and a quick worker completes', () => {
+    const node = new Node();
+    const worker = node.worker(0);
+    let ended = 0;
+    const submit = (): void => {
+      node.inFlight.submit(
+        {
+          ...node.operation('', Opcode.Match, 'ifRecorded', false),
+          done: () => {
+            ended += 1;
+            if (ended > 3 * CAPACITY) return;
+            submit();
+            for (const record of worker.take()) worker.finish(record);
+          },
+        },
+        1,
+      );
+    };
+    for (let i = 0; i < ADMITTED; i += 1) submit();
+    for (const record of worker.take()) worker.finish(record);
+    node.inFlight.drain();
+    vi.runAllTimers();
+    expect(ended).toBe(3 * CAPACITY + ADMITTED);
+  });
+
   it('end as busy when they found no room in time; those that must run wait on, before the others', () => {
     const node = new Node(100);
     const worker = node.worker(0);

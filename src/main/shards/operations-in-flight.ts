@@ -300,10 +300,16 @@ export class OperationsInFlight {
     const count = Math.min(consumer.available(), budget);
     const { words } = this;
     for (let i = 0; i < count; i += 1) {
-      const at = consumer.wordAt(i);
-      this.complete(words[at + 1], words[at + 3] as Outcome, words[at + 4], words[at + 5], words[at + 6]);
+      const at = consumer.wordAt(0);
+      const opNumber = words[at + 1];
+      const outcome = words[at + 3] as Outcome;
+      const result0 = words[at + 4];
+      const result1 = words[at + 5];
+      const result2 = words[at + 6];
+      // Its place is free before the callback may submit something whose completion needs one.
+      consumer.advance(1);
+      this.complete(opNumber, outcome, result0, result1, result2);
     }
-    if (count > 0) consumer.advance(count);
     return count;
   }
 

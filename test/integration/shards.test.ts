@@ -64,6 +64,33 @@ describe('shards with real workers', () => {
     });
   });
 
+  it('match a short list on the main thread while they have nothing in hand, a long one in a worker', async () => {
+    const node = await start({ blocks: 512 });
+    await store(node, range(0, 200));
+    await quiet(node);
+    const matchedByWorkers = (): number => node.counter(Counter.MatchedKeys);
+    const before = matchedByWorkers();
+    let hasReturned = false;
+    const short = await okSet((done) => {
+      node.client.match(keysOf([...range(0, 40), 999]), {}, (failure, set) => {
+        expect(hasReturned, 'the answer came from inside the call').toBe(true);
+        done(failure, set);
+      });
+      hasReturned = true;
+    });
+    expect([short.pinnedCount, short.leadingCount, short.statuses[40]]).toEqual([
+      40,
+      40,
+      PositionStatus.Miss,
+    ]);
+    expect(matchedByWorkers() - before).toBe(0);
+    const long = await match(node, range(0, 200));
+    expect(matchedByWorkers() - before).toBe(200);
+    for (const set of [short, long]) node.client.release(set);
+    await quiet(node);
+    expect(poolState(node)).toMatchObject({ pins: 0, clientPins: 0 });
+  });
+
   it('tell a changed block from its key', async () => {
     const node = await start({ blocks: 64 });
     await store(node, [1, 2]);

@@ -1,6 +1,6 @@
 // The shard client: what the session layer asks of the shards, as operations on the workers' rings.
 
-import type { BufferToken } from '../../../native/index.js';
+import { type BufferToken, unpackMatch } from '../../../native/index.js';
 import { type Layout, MAX_EXTENT_KEYS, RECORD_CHECKSUM, recordOffset } from '../../shared/layout.js';
 import { ExtentFlag, ExtentWord, Opcode, Outcome, PositionStatus } from '../../shared/operations.js';
 import { Phase, SlotTable, generationOf, phaseOf } from '../../shared/slot-state.js';
@@ -26,6 +26,8 @@ import { ExtentSet } from './slot-set.js';
 
 /** Lists above this are cut into ranges over several workers; below, the hop costs more than it brings. */
 const SPLIT_KEYS = 8192;
+/** The longest list that is matched on the main thread when the workers are idle. */
+const INLINE_MATCH_KEYS = 64;
 /** Pins up to this many are given back on the main thread: cheaper than a trip over the rings. */
 const INLINE_RELEASE_PINS = 32;
 
@@ -34,6 +36,11 @@ export interface ShardsClientOptions {
   readonly layout: Layout;
   /** Native `release` on the control mapping. */
   readonly release: (extent: number) => void;
+  /**
+   * Native `match` of all positions, on this thread: short lists are matched here while no worker has anything in hand,
+   * which saves the two wake-ups that are most of the time of such a lookup. Without it every list goes to a worker.
+   */
+  readonly matchHere?: (extent: number) => number;
   readonly holdBuffer: (source: Uint8Array) => BufferToken;
   readonly dropBuffer: (token: BufferToken) => void;
   /** Workers that move data; empty with --data-plane none. */
@@ -180,6 +187,20 @@ export class ShardsClient implements ShardClient {
         done(undefined, set);
       },
     };
+    const { matchHere } = this.options;
+    if (matchHere !== undefined && keys.count <= INLINE_MATCH_KEYS && this.inFlight.openCount === 0) {
+      const packed = matchHere(set.extent);
+      // Never before the asking call has returned.
+      queueMicrotask(() => {
+        if (packed < 0) {
+          operation.done(-packed as Outcome, 0, 0, 0);
+          return;
+        }
+        const { hitCount, pendingCount, leadingCount } = unpackMatch(packed);
+        operation.done(Outcome.Ok, hitCount, pendingCount, leadingCount);
+      });
+      return true;
+    }
     if (ranges.length > 1) this.inFlight.submitRanges(operation, ranges);
     else this.inFlight.submit(operation, 1 << worker);
     return true;

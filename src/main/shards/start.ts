@@ -103,6 +103,7 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
       release: (extent) => {
         native.release(controlHandle, extent);
       },
+      matchHere: (extent) => native.match(controlHandle, extent, 0, -1, 0, -1),
       holdBuffer: (source) => native.holdBuffer(source),
       dropBuffer: (token) => {
         native.dropBuffer(token);

@@ -72,6 +72,17 @@ export class RowBook {
     this.#add(name, unit, value, null, n);
   }
 
+  /** A ratio of two medians, its spread from the ranges of both. */
+  ratio(
+    name: string,
+    value: number,
+    above: readonly [number, number],
+    below: readonly [number, number],
+    n: number,
+  ): void {
+    this.#add(name, '', value, [above[0] / below[1], above[1] / below[0]], n);
+  }
+
   skip(name: string, reason: string): void {
     const known = goalOf(name);
     this.#put({

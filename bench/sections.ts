@@ -8,12 +8,20 @@ import { lookupRoundTripBench } from './lookup-round-trip.js';
 import { lookupSplitBench } from './lookup-split.js';
 import { lookupTailBench } from './lookup-tail.js';
 import { matchBench } from './match.js';
+import { codecBench } from './parts-codec.js';
+import { memoryBench } from './parts-memory.js';
+import { ringsBench } from './parts-rings.js';
+import { peersBench } from './peers.js';
 import type { Section } from './rows.js';
 import { serveBench } from './serve.js';
+import { vllmBench } from './peers-vllm.js';
 
 export const SECTIONS: readonly Section[] = [
   matchBench,
   blockBytesBench,
+  memoryBench,
+  codecBench,
+  ringsBench,
   lookupSplitBench,
   lookupCpuBench,
   lookupRoundTripBench,
@@ -21,4 +29,6 @@ export const SECTIONS: readonly Section[] = [
   serveBench,
   idleBench,
   evictionBench,
+  peersBench,
+  vllmBench,
 ];

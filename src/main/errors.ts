@@ -9,6 +9,7 @@ export const ERROR_CODES = {
   KVPEER_INVALID_OPTION: 'an option has a value that cannot work; correct it',
   KVPEER_INVALID_ARGUMENT: 'a call was made with an argument that cannot work; correct the call',
   KVPEER_INVALID_PARAMS: 'kv_transfer_params are not legal; correct the request',
+  KVPEER_KUBERNETES: 'the Kubernetes API cannot be used; correct its configuration or the rights of this pod',
   KVPEER_MEMORY: 'the memory for the node cannot be had; lower --pool-bytes or make room',
   KVPEER_NIXL_UNAVAILABLE: 'the NIXL library cannot be used; run the set-up or start with --data-plane none',
   KVPEER_NATIVE_UNAVAILABLE: 'the native addon cannot be loaded; run npm run build',

@@ -6,6 +6,8 @@ import { KvpeerError } from '../errors.js';
 import { parseHostPort } from '../params/address.js';
 import { openAllowFile } from './allow-file.js';
 import { Endpoints } from './endpoints.js';
+import { openInferencePool } from './inference-pool.js';
+import { parsePoolAddress } from './pool-spec.js';
 
 export interface AllowListOptions {
   /** `--enable-ssrf-protection`. `allow` and `allowFile` turn the protection on by themselves. */
@@ -41,7 +43,7 @@ export interface AllowSource {
  * each source was read once.
  *
  * @throws KVPEER_INVALID_OPTION when an endpoint, the file or the pool's name cannot be used, or protection is asked
- * for without any source
+ * for without any source; KVPEER_KUBERNETES when the cluster cannot be asked
  */
 export async function openAllowList(options: AllowListOptions, log: Logger): Promise<AllowList> {
   const isOn = options.isProtectionOn || options.allow.length > 0 || options.allowFile !== undefined;
@@ -52,17 +54,36 @@ export async function openAllowList(options: AllowListOptions, log: Logger): Pro
     );
     return { enabled: false, allows: () => true, close: () => Promise.resolve() };
   }
+  // Everything that can be judged without waiting is judged before anything is opened.
   const given = new Endpoints(options.allow.map(parseAllowed));
+  const { inferencePool, poolGroup } = options;
+  const hasPool = inferencePool !== undefined && inferencePool !== '';
+  const pool = hasPool ? parsePoolAddress(inferencePool, poolGroup) : undefined;
+  if (given.size === 0 && options.allowFile === undefined && pool === undefined) {
+    const message =
+      '--enable-ssrf-protection has nothing to allow; add --inference-pool, --ssrf-allow or --ssrf-allow-file';
+    throw new KvpeerError('KVPEER_INVALID_OPTION', message);
+  }
   const sources: AllowSource[] = [
     { allows: (host, port) => given.has(host, port), close: () => Promise.resolve() },
   ];
-  if (options.allowFile !== undefined) sources.push(await openAllowFile(options.allowFile, log));
+  const close = async (): Promise<void> => {
+    await Promise.all(sources.map((source) => source.close()));
+  };
+  try {
+    if (options.allowFile !== undefined) sources.push(await openAllowFile(options.allowFile, log));
+    if (pool !== undefined) {
+      const { openCluster } = await import('./cluster.js');
+      sources.push(await openInferencePool(openCluster(), { pool, ports: options.poolPorts }, log));
+    }
+  } catch (error) {
+    await close();
+    throw error;
+  }
   return {
     enabled: true,
     allows: (host, port) => sources.some((source) => source.allows(host, port)),
-    close: async () => {
-      await Promise.all(sources.map((source) => source.close()));
-    },
+    close,
   };
 }
 

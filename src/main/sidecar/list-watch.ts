@@ -109,9 +109,9 @@ export class ListWatch {
         if (this.#resourceVersion === undefined) await this.#list();
         await this.#watch();
       } catch (error) {
-        if (this.#isClosed()) return;
-        this.#fail(error);
+        if (!this.#isClosed()) this.#fail(error);
       }
+      if (this.#isClosed()) return;
       const pauseMs = this.#pauseMs();
       if (pauseMs > 0) await wait(pauseMs, this.#closing.signal).catch(() => undefined);
     }

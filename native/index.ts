@@ -154,6 +154,10 @@ export interface Native {
   setWakerRef(waker: WakerHandle, ref: boolean): void;
   closeWaker(waker: WakerHandle): void;
 
+  // Memory of messages
+  /** Gives the buffer's memory back now and not with the next garbage collection; its views are empty from then on. */
+  freeBytes(buffer: ArrayBuffer): void;
+
   // Facts
   /** CPU time of the calling thread, ns. */
   threadCpuNs(): number;
@@ -167,7 +171,7 @@ export class NativeUnavailableError extends Error {
 }
 
 /** Raised with every change of the interface between this file and the addon. */
-const ADDON_VERSION = 1;
+const ADDON_VERSION = 2;
 
 type RegionAddon = Pick<Native, 'mapAnonymous' | 'mapFile' | 'holdBuffer' | 'dropBuffer'> & {
   readonly addonVersion: number;

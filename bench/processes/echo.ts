@@ -35,9 +35,9 @@ export class Echo {
 function answerTo(payload: Buffer): Buffer {
   const message = scan(payload, DEFAULT_LIMITS);
   if (message.type !== 'lookup') throw new Error(`an echo of ${message.type}`);
-  const { kvRequestId, keys } = message;
+  const { kvRequestId, keys, lookupSeq } = message;
   const nobody = '-'.repeat(kvRequestId.length);
-  return writeLookupResp(nobody, keys, new Uint8Array(keys.count).fill(HIT), { roundSeq: 0 });
+  return writeLookupResp(nobody, keys, new Uint8Array(keys.count).fill(HIT), { roundSeq: 0, lookupSeq });
 }
 
 serveCalls(new Echo());

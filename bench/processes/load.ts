@@ -276,7 +276,7 @@ function ask(
   onAnswer: (message: ScanResult) => void,
 ): void {
   session.waiting.set(`${id}/${round}`, onAnswer);
-  session.client.send(writeLookup(id, keys, KEY_BYTES, round, { ttlMs: 8000 }));
+  session.client.send(writeLookup(id, keys, KEY_BYTES, round, { ttlMs: 8000, lookupSeq: round }));
 }
 
 /** The request is over: the producer gives the pins of all its rounds back. */

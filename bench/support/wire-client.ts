@@ -82,7 +82,7 @@ export class WireClient {
         kvpeer: {
           version: WIRE_VERSION,
           incarnation: makeIncarnation(),
-          features: ['round_seq', 'ttl_ms'],
+          features: ['round_seq', 'ttl_ms', 'lookup_seq'],
         },
       }),
     );

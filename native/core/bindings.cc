@@ -114,6 +114,16 @@ napi_value hashKey(napi_env env, napi_callback_info info) {
   return pair;
 }
 
+// freeBytes(buffer: ArrayBuffer)
+napi_value freeBytes(napi_env env, napi_callback_info info) {
+  Arguments<1> args(env, info, "freeBytes");
+  bool isArrayBuffer = false;
+  if (args.ok()) napi_is_arraybuffer(env, args.value(0), &isArrayBuffer);
+  if (args.ok() && !isArrayBuffer) args.failType("buffer must be an ArrayBuffer");
+  if (args.ok() && napi_detach_arraybuffer(env, args.value(0)) != napi_ok) args.fail("the buffer cannot be detached");
+  return nullptr;
+}
+
 napi_value threadCpuNs(napi_env env, napi_callback_info) {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -128,6 +138,7 @@ void registerCoreFunctions(napi_env env, napi_value exports) {
   exportFunction(env, exports, "resolve", resolve);
   exportFunction(env, exports, "hashKeys", hashKeys);
   exportFunction(env, exports, "hashKey", hashKey);
+  exportFunction(env, exports, "freeBytes", freeBytes);
   exportFunction(env, exports, "threadCpuNs", threadCpuNs);
   napi_value features = nullptr;
   napi_create_object(env, &features);

@@ -137,6 +137,7 @@ export class Node {
       features: [
         'round_seq',
         'ttl_ms',
+        'lookup_seq',
         ...(options.dataPlane.name === 'nixl' ? (['scratch_page'] as const) : []),
         ...(resolved.checksums ? (['checksums'] as const) : []),
       ],

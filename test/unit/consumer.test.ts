@@ -1,6 +1,7 @@
 // The consumer role: lookups and their rounds, loads through all their phases, late words, and the end of a session.
 
 import { describe, expect, it } from 'vitest';
+import { scan } from '../../src/main/protocol/scan.js';
 import { PositionStatus } from '../../src/shared/operations.js';
 import type { ConsumerHarness, ConsumerHarnessOptions } from '../fixtures/consumer-harness.js';
 import { ConsumerNode, hitsOf, loadedOf, lookupRespMessage } from '../fixtures/consumer-harness.js';
@@ -181,6 +182,42 @@ describe('a lookup', () => {
     const plain = start();
     plain.peer.lookup('r', 1);
     expect(plain.peer.frames[0].includes('ttl_ms')).toBe(false);
+  });
+
+  it('of a kvpeer has a number in the session, and is answered by it in any order', () => {
+    const { peer } = start({ isKvpeer: true });
+    const first = peer.lookup('r', 1, 2);
+    const second = peer.lookup('r', 1, 2);
+    const seqs = peer.frames.map((frame) => {
+      const message = scan(frame);
+      return message.type === 'lookup' ? message.lookupSeq : undefined;
+    });
+    expect(seqs).toEqual([1, 2]);
+    peer.answerBySeq('r', 2, '01');
+    expect(first.results).toEqual([]);
+    expect(second.results.map(hitsOf)).toEqual(['01']);
+    peer.answerBySeq('r', 1, '10');
+    expect(first.results.map(hitsOf)).toEqual(['10']);
+  });
+
+  it('is not answered by a number that is not its own, nor by one with another count of keys', () => {
+    const { peer } = start({ isKvpeer: true });
+    const asked = peer.lookup('r', 1, 2);
+    peer.answerBySeq('r', 9, '11');
+    peer.answerBySeq('r', 1, '111');
+    peer.answerBySeq('r', 1, '');
+    expect(asked.results).toEqual([]);
+    expect(peer.counted.get('ignored lookup_resp')).toBe(3);
+    peer.answerBySeq('r', 1, '11');
+    peer.answerBySeq('r', 1, '00');
+    expect(asked.results.map(hitsOf)).toEqual(['11']);
+    expect(peer.counted.get('ignored lookup_resp')).toBe(4);
+  });
+
+  it('at a plain peer has no number', () => {
+    const { peer } = start();
+    peer.lookup('r', 1);
+    expect(peer.frames[0].includes('lookup_seq')).toBe(false);
   });
 
   it('ends as a miss with the session, and one after it at once', () => {
@@ -796,9 +833,9 @@ describe('an answer of 1,024 keys', () => {
   it('costs the main thread a few microseconds when it repeats the request', () => {
     const { peer } = start();
     const keys = Array.from({ length: 1_024 }, (_, i) => i);
-    const message = lookupRespMessage('r', undefined, keys, '1'.repeat(1_024));
     const timesUs: number[] = [];
     for (let i = 0; i < 200; i++) {
+      const message = lookupRespMessage('r', undefined, keys, '1'.repeat(1_024));
       peer.lookup('r', ...keys);
       const fromMs = performance.now();
       peer.consumer.onLookupResp(message);

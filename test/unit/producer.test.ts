@@ -1,6 +1,7 @@
 // The producer role row by row: the table of leases of design.md section 6, and the faults of other implementations.
 
 import { describe, expect, it } from 'vitest';
+import { scan } from '../../src/main/protocol/scan.js';
 import { Outcome } from '../../src/shared/operations.js';
 import type { HarnessOptions, ProducerHarness } from '../fixtures/producer-harness.js';
 import { fetchMessage, keysOf, lookupMessage, NodeHarness } from '../fixtures/producer-harness.js';
@@ -46,6 +47,30 @@ describe('lookup', () => {
     plain.lookup('r1', 7, 1);
     expect(kvpeer.sent()).toEqual(['lookup_resp r1#7 0']);
     expect(plain.sent()).toEqual(['lookup_resp r1 0']);
+  });
+
+  it('that has a number is answered by that number, without its keys, and one without gets its keys back', () => {
+    const { node } = start();
+    node.put(1);
+    const peer = node.session({ isKvpeer: true });
+    peer.producer.onLookup(lookupMessage('r1', 7, keysOf(1, 2), undefined, 300));
+    peer.producer.onLookup(lookupMessage('r1', 7, keysOf(1, 2)));
+    node.shards.settle();
+    const [numbered, plain] = peer.frames.map((frame) => scan(frame));
+    expect(numbered).toMatchObject({ type: 'lookup_resp', lookupSeq: 300, keys: { count: 0 } });
+    expect(plain).toMatchObject({ type: 'lookup_resp', lookupSeq: undefined, keys: { count: 2 } });
+    expect(peer.sent()).toEqual(['lookup_resp r1#7 10', 'lookup_resp r1#7 10']);
+  });
+
+  it('gives the memory of its message back once it is answered', () => {
+    const { node } = start();
+    const peer = node.session();
+    const message = lookupMessage('r1', 0, keysOf(...Array.from({ length: 200 }, (_, i) => i)));
+    peer.producer.onLookup(message);
+    expect(message.keys.payload.length).toBeGreaterThan(4096);
+    node.shards.settle();
+    expect(peer.sent()).toEqual([`lookup_resp r1 ${'0'.repeat(200)}`]);
+    expect(message.keys.payload).toHaveLength(0);
   });
 
   it('without keys gets no answer and leaves nothing behind', () => {

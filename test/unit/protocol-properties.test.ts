@@ -59,11 +59,11 @@ function slice(bytes: Uint8Array, length: number): Uint8Array[] {
 describe('what is written is read back, and means the same to @msgpack/msgpack', () => {
   test('lookup', () => {
     fc.assert(
-      fc.property(text, packedKeys, count, ttl, (id, keys, roundSeq, ttlMs) => {
-        const payload = writeLookup(id, keys.bytes, keys.length, roundSeq, { ttlMs });
+      fc.property(text, packedKeys, count, ttl, ttl, (id, keys, roundSeq, ttlMs, lookupSeq) => {
+        const payload = writeLookup(id, keys.bytes, keys.length, roundSeq, { ttlMs, lookupSeq });
         const message = scan(payload, { ...DEFAULT_LIMITS, keyBytes: keys.length });
         if (message.type !== 'lookup') throw new Error(JSON.stringify(message));
-        expect(message).toMatchObject({ kvRequestId: id, roundSeq, ttlMs });
+        expect(message).toMatchObject({ kvRequestId: id, roundSeq, ttlMs, lookupSeq });
         expect(message.keys.bytes).toBe(payload);
         expect(packed(message.keys).equals(keys.bytes)).toBe(true);
         expect(oracle(payload)).toMatchObject({
@@ -111,6 +111,23 @@ describe('what is written is read back, and means the same to @msgpack/msgpack',
         expect(Buffer.from(message.hits).equals(flags)).toBe(true);
         expect(packed(message.keys).equals(keys.bytes)).toBe(true);
         expect(oracle(payload)).toMatchObject({ hits: [...flags].map((flag) => flag === HIT) });
+      }),
+    );
+  });
+
+  test('lookup_resp to a numbered lookup: the number instead of the keys', () => {
+    fc.assert(
+      fc.property(text, packedKeys, count, fc.infiniteStream(fc.boolean()), (id, keys, lookupSeq, hits) => {
+        const limits = { ...DEFAULT_LIMITS, keyBytes: keys.length };
+        const request = scan(writeLookup('other', keys.bytes, keys.length, 0), limits);
+        if (request.type !== 'lookup') throw new Error(JSON.stringify(request));
+        const flags = Uint8Array.from({ length: keys.keys }, () => (hits.next().value === true ? HIT : MISS));
+        const payload = writeLookupResp(id, request.keys, flags, { lookupSeq });
+        const message = scan(payload, limits);
+        if (message.type !== 'lookup_resp') throw new Error(JSON.stringify(message));
+        expect(message).toMatchObject({ kvRequestId: id, lookupSeq, keys: { count: 0 } });
+        expect(Buffer.from(message.hits).equals(flags)).toBe(true);
+        expect(oracle(payload)).toMatchObject({ keys: [] });
       }),
     );
   });

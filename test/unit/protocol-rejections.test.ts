@@ -318,6 +318,11 @@ describe('what is tolerated', () => {
     for (const value of [null, 'soon', -5, 1.5, [], 2n ** 60n, true]) {
       expect(scan(message('lookup', { ttl_ms: value }))).toMatchObject({ type: 'lookup', ttlMs: undefined });
       expect(scan(message('fetch', { ttl_ms: value }))).toMatchObject({ type: 'fetch', ttlMs: undefined });
+      expect(scan(message('lookup', { lookup_seq: value }))).toMatchObject({ lookupSeq: undefined });
+      expect(scan(message('lookup_resp', { keys: [], lookup_seq: value }))).toMatchObject({
+        type: 'rejected',
+        reason: 'invalid_field',
+      });
       expect(scan(message('lookup_resp', { round_seq: value }))).toMatchObject({
         type: 'lookup_resp',
         roundSeq: undefined,

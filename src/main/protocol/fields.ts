@@ -13,6 +13,7 @@ const FIELD_NAMES = [
   'block_indexes',
   'success',
   'ttl_ms',
+  'lookup_seq',
   'checksums',
   'peer_id',
   'agent_metadata',

@@ -87,11 +87,12 @@ export interface KeyList extends VerbatimKeys {
 }
 
 /** Abilities beyond the plain protocol that a kvpeer announces, by their key in the `kvpeer` map. */
-export const FEATURES = ['round_seq', 'ttl_ms', 'scratch_page', 'checksums'] as const;
+export const FEATURES = ['round_seq', 'ttl_ms', 'lookup_seq', 'scratch_page', 'checksums'] as const;
 
 /**
  * * `round_seq`: `lookup_resp` carries the round it answers, so an old answer cannot mark a newer probe.
  * * `ttl_ms`: `lookup` and `fetch` say how long their answer is wanted.
+ * * `lookup_seq`: `lookup` has a number, and its answer repeats that instead of the keys: a tenth of the bytes.
  * * `checksums`: `transfer_done` carries a checksum per block of its fetch, so that the consumer can tell damaged ones.
  * * `scratch_page`: a 4096-byte page behind the last block may be written, to wire a connection up before use.
  */
@@ -161,17 +162,22 @@ export interface LookupMessage {
   readonly roundSeq: number;
   /** Extension: milliseconds after which the answer is of no use. */
   readonly ttlMs: number | undefined;
+  /** Extension: the sender's number for this lookup, unique in the session. The answer has it instead of keys. */
+  readonly lookupSeq: number | undefined;
 }
 
 /** Producer to consumer: one answer per lookup, in the order of the request, duplicates kept. */
 export interface LookupRespMessage {
   readonly type: 'lookup_resp';
   readonly kvRequestId: string;
+  /** Empty when `lookupSeq` says which keys are meant. */
   readonly keys: KeyList;
   /** {@link HIT} or {@link MISS} for each key; a view of the message. */
   readonly hits: Uint8Array;
   /** Extension: the round that is answered. */
   readonly roundSeq: number | undefined;
+  /** Extension: the lookup that is answered. */
+  readonly lookupSeq: number | undefined;
 }
 
 /**

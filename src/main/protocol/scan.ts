@@ -179,6 +179,7 @@ function lookup(found: Found): LookupMessage {
     keys: keys(found),
     roundSeq: roundSeq(found),
     ttlMs: extensionCount(found, 'ttl_ms'),
+    lookupSeq: extensionCount(found, 'lookup_seq'),
   };
 }
 
@@ -186,13 +187,15 @@ function lookupResp(found: Found): LookupRespMessage {
   const id = kvRequestId(found);
   const list = keys(found);
   const hits = found.hits ?? readHits(found.require('hits'));
-  requireEqualLength('hits', hits.length, list);
+  const lookupSeq = extensionCount(found, 'lookup_seq');
+  if (lookupSeq === undefined || list.count > 0) requireEqualLength('hits', hits.length, list);
   return {
     type: 'lookup_resp',
     kvRequestId: id,
     keys: list,
     hits,
     roundSeq: extensionCount(found, 'round_seq'),
+    lookupSeq,
   };
 }
 

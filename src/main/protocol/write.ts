@@ -23,9 +23,18 @@ export interface DemandExtension {
   readonly ttlMs?: number | undefined;
 }
 
-/** Extension fields of `lookup_resp`, for a peer that announced `round_seq`. */
+/** Extension fields of `lookup`. */
+export interface LookupExtension extends DemandExtension {
+  /** For a peer that announced `lookup_seq`. */
+  readonly lookupSeq?: number | undefined;
+}
+
+/** Extension fields of `lookup_resp`. */
 export interface AnswerExtension {
+  /** For a peer that announced `round_seq`. */
   readonly roundSeq?: number | undefined;
+  /** The lookup's own, which then stands for its keys. */
+  readonly lookupSeq?: number | undefined;
 }
 
 // A field's name and, where it never changes, its value: encoded once.
@@ -38,6 +47,7 @@ const NAME = {
   roundSeq: name('round_seq'),
   success: name('success'),
   ttlMs: name('ttl_ms'),
+  lookupSeq: name('lookup_seq'),
   checksums: name('checksums'),
   peerId: name('peer_id'),
   agentMetadata: name('agent_metadata'),
@@ -161,28 +171,30 @@ export function writeLookup(
   keys: Uint8Array,
   keyBytes: number,
   roundSeq: number,
-  extension: DemandExtension = {},
+  extension: LookupExtension = {},
 ): Buffer {
-  const { ttlMs } = extension;
+  const { ttlMs, lookupSeq } = extension;
   const count = keys.length / keyBytes;
   const size =
     headBytes(TYPE.lookup, kvRequestId) +
     NAME.keys.length +
     keyListBytes(count, keyBytes) +
     numberBytes(NAME.roundSeq, roundSeq) +
-    numberBytes(NAME.ttlMs, ttlMs);
+    numberBytes(NAME.ttlMs, ttlMs) +
+    numberBytes(NAME.lookupSeq, lookupSeq);
   const writer = new Writer(size);
-  writer.mapHead(ttlMs === undefined ? 4 : 5);
+  writer.mapHead(4 + (ttlMs === undefined ? 0 : 1) + (lookupSeq === undefined ? 0 : 1));
   writeHead(writer, TYPE.lookup, kvRequestId);
   writer.raw(NAME.keys);
   writeKeyList(writer, keys, count, keyBytes);
   writeNumber(writer, NAME.roundSeq, roundSeq);
   writeNumber(writer, NAME.ttlMs, ttlMs);
+  writeNumber(writer, NAME.lookupSeq, lookupSeq);
   return writer.finish();
 }
 
 /**
- * @param keys   the request's `keys` array, repeated byte for byte
+ * @param keys   the request's `keys` array, repeated byte for byte; left out when the lookup has a number
  * @param flags  {@link HIT} or {@link MISS} for each key of the request; copied
  */
 export function writeLookupResp(
@@ -191,24 +203,27 @@ export function writeLookupResp(
   flags: Uint8Array,
   extension: AnswerExtension = {},
 ): Buffer {
-  const { roundSeq } = extension;
+  const { roundSeq, lookupSeq } = extension;
   const size =
     headBytes(TYPE.lookupResp, kvRequestId) +
     NAME.keys.length +
-    (keys.arrayEnd - keys.arrayStart) +
+    (lookupSeq === undefined ? keys.arrayEnd - keys.arrayStart : listHeadBytes(0)) +
     NAME.hits.length +
     listHeadBytes(flags.length) +
     flags.length +
-    numberBytes(NAME.roundSeq, roundSeq);
+    numberBytes(NAME.roundSeq, roundSeq) +
+    numberBytes(NAME.lookupSeq, lookupSeq);
   const writer = new Writer(size);
-  writer.mapHead(roundSeq === undefined ? 4 : 5);
+  writer.mapHead(4 + (roundSeq === undefined ? 0 : 1) + (lookupSeq === undefined ? 0 : 1));
   writeHead(writer, TYPE.lookupResp, kvRequestId);
   writer.raw(NAME.keys);
-  writer.copy(keys.payload, keys.arrayStart, keys.arrayEnd);
+  if (lookupSeq === undefined) writer.copy(keys.payload, keys.arrayStart, keys.arrayEnd);
+  else writer.listHead(0);
   writer.raw(NAME.hits);
   writer.listHead(flags.length);
   writer.raw(flags);
   writeNumber(writer, NAME.roundSeq, roundSeq);
+  writeNumber(writer, NAME.lookupSeq, lookupSeq);
   return writer.finish();
 }
 

@@ -12,6 +12,7 @@
 // Rounds of an id: lookups name the current round; a fetch, an abort_fetch or the empty fetch closes it, and the next
 // lookup or fetch uses the next one. What arrives for a closed round finds the load that fetched it, or nobody.
 
+import { freeMessage } from '../control/message-memory.js';
 import type {
   AbortAckMessage,
   KeyList,
@@ -43,6 +44,8 @@ const MAX_LIST_BYTES = 4 * 1024 * 1024;
 interface OpenLookup {
   readonly state: IdState;
   round: number;
+  /** By which its answer may name it. */
+  seq: number;
   asked: KeyList;
   /** 0: not answered yet. */
   statuses: Uint8Array;
@@ -81,6 +84,7 @@ export class Consumer implements ConsumerRole {
   readonly #loadHost: LoadHost;
   /** Most keys in one message. */
   readonly #listCount: number;
+  #lookupSeq = 0;
   #isOver = false;
 
   /** `rounds` is one for the node: a later session with the peer goes on where this one stops. */
@@ -139,7 +143,8 @@ export class Consumer implements ConsumerRole {
     const lookup: OpenLookup = {
       state,
       round: state.round,
-      asked: this.#sendLookup(state, packed),
+      seq: ++this.#lookupSeq,
+      asked: this.#sendLookup(state, packed, this.#lookupSeq),
       statuses: new Uint8Array(count),
       openCount: count,
       startedMs: now,
@@ -149,10 +154,13 @@ export class Consumer implements ConsumerRole {
     this.#deadlines.set(lookup, now + this.#context.times.lookupMs);
   }
 
-  #sendLookup(state: IdState, packed: Uint8Array): KeyList {
+  #sendLookup(state: IdState, packed: Uint8Array, seq: number): KeyList {
     const { times, shards } = this.#context;
-    const ttl = this.#context.remote()?.isKvpeer === true ? { ttlMs: times.lookupMs } : {};
-    const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, ttl);
+    const remote = this.#context.remote();
+    const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, {
+      ttlMs: remote?.isKvpeer === true ? times.lookupMs : undefined,
+      lookupSeq: remote?.hasLookupSeq === true ? seq : undefined,
+    });
     state.isProbed = true;
     this.#context.send(frame);
     return askedKeys(frame, shards.keyBytes, this.#listCount);
@@ -247,7 +255,8 @@ export class Consumer implements ConsumerRole {
       this.#deadlines.set(former, this.#context.now() + this.#context.times.lookupMs);
       // The lookup itself keeps its deadline and moves on.
       lookup.round = state.round;
-      lookup.asked = this.#sendLookup(state, packKeys(lookup.asked, keyBytes));
+      lookup.seq = ++this.#lookupSeq;
+      lookup.asked = this.#sendLookup(state, packKeys(lookup.asked, keyBytes), lookup.seq);
       lookup.openCount = lookup.statuses.length;
       lookup.statuses = new Uint8Array(lookup.openCount);
     }
@@ -297,13 +306,20 @@ export class Consumer implements ConsumerRole {
   onLookupResp(message: LookupRespMessage): void {
     const state = this.#ids.get(message.kvRequestId);
     if (!state || !this.#applyAnswer(state, message)) this.#context.counters.ignored(message.type);
+    freeMessage(message.keys.payload);
   }
 
   /**
    * Oldest lookup first: a plain peer's answer has no round, and it answers equal lookups in order. An answer is for one
    * round only.
    */
-  #applyAnswer(state: IdState, { keys, hits, roundSeq }: LookupRespMessage): boolean {
+  #applyAnswer(state: IdState, { keys, hits, roundSeq, lookupSeq }: LookupRespMessage): boolean {
+    if (lookupSeq !== undefined && keys.count === 0) {
+      const named = state.lookups.find(({ seq }) => seq === lookupSeq);
+      if (named?.statuses.length !== hits.length) return false;
+      this.#answered(named, applyVerbatim(named.statuses, named.openCount, hits));
+      return true;
+    }
     const isOfRound = (lookup: OpenLookup): boolean => roundSeq === undefined || roundSeq === lookup.round;
     const exact = state.lookups.find((lookup) => isOfRound(lookup) && isVerbatim(lookup.asked, keys));
     if (exact) {

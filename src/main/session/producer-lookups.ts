@@ -7,6 +7,7 @@
 
 import { HIT, MISS } from '../protocol/messages.js';
 import type { LookupMessage } from '../protocol/messages.js';
+import { freeMessage } from '../control/message-memory.js';
 import { writeLookupResp } from '../protocol/write.js';
 import type { Failure, KeySpan, SlotSet } from '../shards/shard-client.js';
 import { PositionStatus } from '../../shared/operations.js';
@@ -345,6 +346,8 @@ export class ProducerLookups {
     round.lookups.splice(round.lookups.indexOf(lookup), 1);
     this.#endHold(lookup);
     this.#sendAnswer(lookup.message, hits);
+    // The match is over and has copied the keys: nothing reads the message any more.
+    freeMessage(lookup.message.keys.payload);
     this.#noteAnswered(round, this.#context.now());
   }
 
@@ -354,8 +357,8 @@ export class ProducerLookups {
     this.#rounds.settle(round, nowMs);
   }
 
-  #sendAnswer({ kvRequestId, keys, roundSeq }: LookupMessage, hits: Uint8Array): void {
-    const extension = this.#context.remote()?.isKvpeer === true ? { roundSeq } : {};
+  #sendAnswer({ kvRequestId, keys, roundSeq, lookupSeq }: LookupMessage, hits: Uint8Array): void {
+    const extension = this.#context.remote()?.isKvpeer === true ? { roundSeq, lookupSeq } : {};
     this.#context.send(writeLookupResp(kvRequestId, keys, hits, extension));
   }
 

@@ -95,6 +95,8 @@ export interface RoleLog {
 export interface RemotePeer {
   /** It announced the `kvpeer` map and so do we: extensions may be used. */
   readonly isKvpeer: boolean;
+  /** It answers a numbered lookup by its number. */
+  readonly hasLookupSeq?: boolean;
   /** Both sides announced `checksums`. */
   readonly hasChecksums?: boolean;
   readonly numBlocks: number;

@@ -344,6 +344,7 @@ export class Session {
       if (ok) {
         this.#remote = {
           isKvpeer: connect.kvpeer !== undefined,
+          hasLookupSeq: connect.kvpeer?.features.includes('lookup_seq') === true,
           hasChecksums:
             this.#env.hasChecksums === true && connect.kvpeer?.features.includes('checksums') === true,
           numBlocks: connect.numBlocks,

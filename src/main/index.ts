@@ -16,13 +16,21 @@ export {
   type MultimodalItem,
 } from './hashes/index.js';
 export type { PeerOptions } from './options.js';
-export { buildParams, canonicalParams, formatIssue, parseParams } from './params/index.js';
-export type { KvTransferParams, ParamsIssue } from './params/index.js';
+export {
+  buildParams,
+  canonicalParams,
+  formatIssue,
+  IGNORED_HINTS,
+  parseHintsJson,
+  parseParams,
+} from './params/index.js';
+export type { IgnoredHint, KvTransferParams, ParamsIssue } from './params/index.js';
 export { Peer } from './peer.js';
 export type {
   Connection,
   Hits,
   Load,
+  OpenOptions,
   PackedKeys,
   PeerApi,
   PeerRequest,

@@ -114,6 +114,18 @@ export interface PeerStats {
   readonly receiveAgentRecycles: number;
 }
 
+/** What may come with the params of a request. */
+export interface OpenOptions {
+  /**
+   * The `kv_hints` envelope of a KV router: JSON text (string or bytes), or parsed with integers beyond 2^53 as bigint
+   * (`parseHintsJson`). Fetches become sources that are asked only for the keys they were named for; params that name
+   * a peer win. What cannot be used is ignored and counted (`kvpeer_hints_ignored_total`), never thrown.
+   */
+  readonly kvHints?: unknown;
+  /** Which endpoints a hint may name. Default: all, as for kv_transfer_params. */
+  readonly allowsHint?: (host: string, port: number) => boolean;
+}
+
 /** A running node. Made by `Peer.start(options)`. */
 export interface PeerApi {
   /** host:port that other peers dial. */
@@ -128,7 +140,7 @@ export interface PeerApi {
     readonly transports: string;
   };
   /** @throws KVPEER_INVALID_PARAMS on an illegal combination, naming the keys. */
-  open(kvTransferParams?: unknown): PeerRequest;
+  open(kvTransferParams?: unknown, options?: OpenOptions): PeerRequest;
   /** Shakes hands with a peer (`host:port`) ahead of the requests that will name it. Never rejects for the peer's sake. */
   connect(address: string): Promise<Connection>;
   store(keys: PackedKeys, blocks: Uint8Array): Promise<StoreResult>;

@@ -15,11 +15,12 @@ import { createLogger } from './observe/log.js';
 import { createMetrics } from './observe/metrics.js';
 import type { PeerOptions, ResolvedOptions } from './options.js';
 import { validateOptions } from './options.js';
-import { allocateIds, parseParamsOrThrow } from './params/index.js';
+import { allocateIds, parseHostPort, parseParamsOrThrow, withHints } from './params/index.js';
 import type {
   Connection,
   ContentTools,
   Hits,
+  OpenOptions,
   PackedKeys,
   PeerApi,
   PeerStats,
@@ -110,6 +111,7 @@ export class Peer implements PeerApi {
       rejections: () => counts.rejections,
       misses: () => counts.misses,
       ignoredMessages: () => counts.ignoredMessages,
+      ignoredHints: () => counts.ignoredHints,
       hardStops: () => counts.hardStopCount,
       receiveAgentRecycles: () => node.recycleCount,
       workerRestarts: () => shards.restartCount,
@@ -126,9 +128,17 @@ export class Peer implements PeerApi {
     return this.#shards.dataPlaneStatus;
   }
 
-  open(kvTransferParams?: unknown): Request {
+  open(kvTransferParams?: unknown, { kvHints, allowsHint }: OpenOptions = {}): Request {
     this.#assertOpen();
-    const params = allocateIds(parseParamsOrThrow(kvTransferParams), randomUUID);
+    const self = parseHostPort(this.address);
+    const hinted = withHints(parseParamsOrThrow(kvTransferParams), kvHints, {
+      allows: allowsHint,
+      self: 'reason' in self ? [] : [self],
+      ignored: (reason) => {
+        this.#counts.hintIgnored(reason);
+      },
+    });
+    const params = allocateIds(hinted, randomUUID);
     const request = new Request(
       {
         shards: this.#shards.client,

@@ -6,6 +6,7 @@ import { foundStatuses, slotsOf } from './blocks.js';
 import { hitsOf, RemoteHits } from './hits.js';
 import type { IdentifiedParams } from './params/index.js';
 import { formatHostPort } from './params/index.js';
+import type { HashFilter } from './params/hash-filter.js';
 import type { Hits, Load, PackedKeys, PeerRequest, Reservation, StoreResult } from './peer-api.js';
 import { HIT, MISS } from './protocol/messages.js';
 import type {
@@ -36,6 +37,8 @@ export interface RequestHost {
 interface Source {
   readonly address: string;
   readonly kvRequestId: string;
+  /** Keys that do not pass are not asked for here. */
+  readonly filter: HashFilter | undefined;
   readonly hits: RemoteHits;
   session: Session | undefined;
 }
@@ -61,6 +64,7 @@ export class Request implements PeerRequest {
     this.#sources = named.map((source) => ({
       address: formatHostPort(source),
       kvRequestId: source.kvRequestId,
+      filter: 'filter' in source ? source.filter : undefined,
       hits: new RemoteHits(host.shards.keyBytes),
       session: undefined,
     }));
@@ -78,8 +82,8 @@ export class Request implements PeerRequest {
     if (this.#expectsAll) return hitsOf(statuses.fill(HIT));
     for (const source of this.#sources) {
       if (this.#isFinished) break;
-      const { missing, positions } = missesOf(span, statuses, this.#host.shards.keyBytes);
-      if (positions.length === 0) break;
+      const { missing, positions } = missesOf(span, statuses, this.#host.shards.keyBytes, source.filter);
+      if (positions.length === 0) continue;
       const answer = await this.#lookupAt(source, missing);
       if (!answer) continue;
       source.hits.add(missing.bytes, answer.statuses);
@@ -286,7 +290,10 @@ function missesOf(
   span: KeySpan,
   statuses: Uint8Array,
   keyBytes: number,
+  filter: HashFilter | undefined,
 ): { missing: KeySpan; positions: Int32Array } {
-  const { subset, positions } = subsetOf(span, keyBytes, (i) => statuses[i] === MISS);
+  const mayBeThere = (i: number): boolean =>
+    filter?.has(span.bytes, span.first + i * span.stride, keyBytes) ?? true;
+  const { subset, positions } = subsetOf(span, keyBytes, (i) => statuses[i] === MISS && mayBeThere(i));
   return { missing: subset, positions };
 }

@@ -1,7 +1,9 @@
 // The step-driven form of a peer, for engines that poll once per scheduler step (types only).
 
-/** One request of the engine, opened with its kv_transfer_params. */
-export interface TierRequest {
+import type { OpenOptions } from './peer-api.js';
+
+/** One request of the engine, opened with its kv_transfer_params and its kv_hints. */
+export interface TierRequest extends OpenOptions {
   readonly requestId: string;
   readonly kvTransferParams?: unknown;
 }

@@ -25,14 +25,14 @@ export class StepTier implements Tier {
     this.#peer = peer;
   }
 
-  onNewRequest({ requestId, kvTransferParams }: TierRequest): void {
+  onNewRequest({ requestId, kvTransferParams, ...options }: TierRequest): void {
     if (this.#requests.has(requestId)) {
       throw new KvpeerError(
         'KVPEER_INVALID_ARGUMENT',
         `request ${requestId} is open already; finish it before the id is used again`,
       );
     }
-    const request = this.#peer.open(kvTransferParams);
+    const request = this.#peer.open(kvTransferParams, options);
     const expectsAll =
       typeof kvTransferParams === 'object' &&
       kvTransferParams !== null &&

@@ -22,6 +22,7 @@ export class EventCounts implements SessionCounters {
   readonly rejections = new Map<string, number>();
   readonly misses = new Map<string, number>();
   readonly ignoredMessages = new Map<string, number>();
+  readonly ignoredHints = new Map<string, number>();
   hardStopCount = 0;
   servedBytes = 0;
   pulledBytes = 0;
@@ -41,6 +42,10 @@ export class EventCounts implements SessionCounters {
 
   ignored(type: string): void {
     add(this.ignoredMessages, type, 1);
+  }
+
+  hintIgnored(reason: string): void {
+    add(this.ignoredHints, reason, 1);
   }
 
   hardStop(): void {

@@ -27,6 +27,8 @@ export interface MetricsSource {
   misses(): ReadonlyMap<string, number>;
   /** Messages that had no meaning in their state, by type. */
   ignoredMessages(): ReadonlyMap<string, number>;
+  /** Hints of routers that had no effect, by reason. */
+  ignoredHints(): ReadonlyMap<string, number>;
   hardStops(): number;
   receiveAgentRecycles(): number;
   workerRestarts(): number;
@@ -100,6 +102,8 @@ function addCounters(registry: Registry, source: MetricsSource): void {
     () => source.ignoredMessages(),
     'type',
   );
+  const hintHelp = 'Hints of KV routers that had no effect, or parts of them, by reason';
+  labelledCounter(registry, 'kvpeer_hints_ignored_total', hintHelp, () => source.ignoredHints());
   counter(registry, 'kvpeer_hard_stops_total', 'Send agents destroyed to stop a write', () =>
     source.hardStops(),
   );

@@ -12,6 +12,15 @@ export {
   type IdentifiedParams,
   type ParamsParts,
 } from './build.js';
+export {
+  IGNORED_HINTS,
+  parseHintsJson,
+  readHints,
+  withHints,
+  type FetchHint,
+  type HintRules,
+  type IgnoredHint,
+} from './hints.js';
 export { idFault, parseParams } from './parse.js';
 export {
   formatIssue,

@@ -1,5 +1,7 @@
 // The parts of kv_transfer_params after parsing, and the table of what can be wrong with them.
 
+import type { HashFilter } from './hash-filter.js';
+
 /** Where a peer's control socket is reached. `host` is a name or an IP address, IPv6 without brackets. */
 export interface PeerAddress {
   readonly host: string;
@@ -23,6 +25,8 @@ export interface RemoteKvSource extends PeerAddress {
   /** Undefined until the consumer allocates one, see `allocateIds`. */
   readonly kvRequestId: string | undefined;
   readonly transport: string | undefined;
+  /** Only keys that pass are asked for there; absent: all. No part of the canonical form. */
+  readonly filter?: HashFilter;
 }
 
 export type ParamsCombination =

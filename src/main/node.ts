@@ -166,6 +166,9 @@ export class Node {
       countRejection: (reason) => {
         counts.rejection(reason);
       },
+      countMismatch: (mismatch) => {
+        counts.mismatch(mismatch);
+      },
       countIgnored: (messageType) => {
         counts.ignored(messageType);
       },

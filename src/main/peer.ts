@@ -109,6 +109,7 @@ export class Peer implements PeerApi {
       nixlPeers: () => this.stats().nixlPeers,
       sockets: () => node.socketCount,
       rejections: () => counts.rejections,
+      mismatches: () => counts.mismatches.values(),
       misses: () => counts.misses,
       ignoredMessages: () => counts.ignoredMessages,
       ignoredHints: () => counts.ignoredHints,

@@ -20,6 +20,7 @@ function makeSource(counts: EventCounts): MetricsSource & { evicted: number } {
     nixlPeers: () => 1,
     sockets: () => 2,
     rejections: () => counts.rejections,
+    mismatches: () => counts.mismatches.values(),
     misses: () => counts.misses,
     ignoredMessages: () => counts.ignoredMessages,
     ignoredHints: () => counts.ignoredHints,
@@ -55,6 +56,7 @@ it('has every name of the design', async () => {
       'gauge kvpeer_event_loop_delay_seconds',
       'gauge kvpeer_ring_depth',
       'counter kvpeer_rejections_total',
+      'counter kvpeer_handshake_mismatches_total',
       'counter kvpeer_misses_total',
       'counter kvpeer_hints_ignored_total',
       'counter kvpeer_ignored_messages_total',
@@ -69,6 +71,23 @@ it('has every name of the design', async () => {
       'histogram kvpeer_serve_seconds',
     ].sort(),
   );
+});
+
+it('counts refused handshakes with both values, of which peers cannot make more than a bounded number', async () => {
+  const counts = new EventCounts();
+  const registry = createMetrics(makeSource(counts));
+  counts.mismatch({ field: 'hash_seed', ours: '0', theirs: 'x"y\n' });
+  counts.mismatch({ field: 'hash_seed', ours: '0', theirs: 'x"y\n' });
+  counts.mismatch({ field: 'block_len', ours: '4096', theirs: '9'.repeat(500) });
+  const text = await registry.metrics();
+  expect(text).toContain(
+    String.raw`kvpeer_handshake_mismatches_total{field="hash_seed",ours="0",theirs="x\"y\n"} 2`,
+  );
+  expect(text).toContain(`theirs="${'9'.repeat(64)}"} 1`);
+  expect(text).toContain('kvpeer_rejections_total{reason="mismatch_hash_seed"} 2');
+  for (let i = 0; i < 1_000; i++) counts.mismatch({ field: 'hash_seed', ours: '0', theirs: String(i) });
+  expect(counts.mismatches.size).toBeLessThan(70);
+  expect((/theirs="other"\} (\d+)/.exec((await registry.metrics())))?.[1]).toBe('938');
 });
 
 it('shows what the node has when it is scraped, and does not add up over scrapes', async () => {

@@ -50,7 +50,7 @@ describe('a handshake between kvpeer and vLLM', () => {
   ] as const;
 
   describe.each(MISMATCHES)('with another $field', ({ field, options, ours, theirs }) => {
-    it('is refused on both sides within a second, with one log line and one counter', async () => {
+    it('is refused on both sides within a second, with one log line and one counter that name both values', async () => {
       await withKvpeer(options, async (kvpeer) => {
         const startedAt = performance.now();
         const connection = await kvpeer.connect(vllm.address);
@@ -63,6 +63,8 @@ describe('a handshake between kvpeer and vLLM', () => {
         const lines = kvpeer.log.filter(({ level }) => level === 'warn');
         expect(lines).toEqual([expect.objectContaining({ peer: vllm.address, field, ours, theirs })]);
         expect((await kvpeer.rejections()).get(`mismatch_${field}`)).toBe(1);
+        const labels = `{field="${field}",ours="${ours}",theirs="${theirs}"}`;
+        expect((await kvpeer.metrics()).get(`kvpeer_handshake_mismatches_total${labels}`)).toBe(1);
       });
     });
 

@@ -1,11 +1,19 @@
 // What the session layer counts: plain numbers on the hot path, read when somebody asks for metrics.
 
 import { Histogram } from 'prom-client';
+import type { Mismatch } from '../session/handshake.js';
 import type { MissReason, SessionCounters } from '../session/roles.js';
 
 /** Labels come partly from what peers do: more reasons than this are counted under one name. */
 const MAX_LABELS = 64;
 const OTHER = 'other';
+/** Longest value of a peer's that becomes a label, in characters. */
+const MAX_VALUE_LENGTH = 64;
+
+/** Refused handshakes with the same two values. */
+export interface MismatchCount extends Mismatch {
+  count: number;
+}
 
 /** Seconds, from the 10 us of a local lookup to the 8 s of its deadline. */
 const LOOKUP_BUCKETS = [
@@ -20,6 +28,8 @@ const TRANSFER_BUCKETS = [
 /** The counters of the session layer and the histograms of its work. */
 export class EventCounts implements SessionCounters {
   readonly rejections = new Map<string, number>();
+  /** By field and both values, at most {@link MAX_LABELS}. */
+  readonly mismatches = new Map<string, MismatchCount>();
   readonly misses = new Map<string, number>();
   readonly ignoredMessages = new Map<string, number>();
   readonly ignoredHints = new Map<string, number>();
@@ -34,6 +44,20 @@ export class EventCounts implements SessionCounters {
 
   rejection(reason: string): void {
     add(this.rejections, reason, 1);
+  }
+
+  /** Also a rejection `mismatch_FIELD`. Peers choose their values: they are cut, and beyond a number of them `other`. */
+  mismatch({ field, ours, theirs }: Mismatch): void {
+    this.rejection(`mismatch_${field}`);
+    const cut = { field, ours: ours.slice(0, MAX_VALUE_LENGTH), theirs: theirs.slice(0, MAX_VALUE_LENGTH) };
+    let key = JSON.stringify(cut);
+    if (!this.mismatches.has(key) && this.mismatches.size >= MAX_LABELS) {
+      cut.theirs = OTHER;
+      key = JSON.stringify(cut);
+    }
+    const known = this.mismatches.get(key);
+    if (known) known.count++;
+    else this.mismatches.set(key, { ...cut, count: 1 });
   }
 
   miss(reason: MissReason, keyCount: number): void {

@@ -2,6 +2,7 @@
 
 import { readdir } from 'node:fs/promises';
 import { Counter, Gauge, Registry, type Histogram } from 'prom-client';
+import type { MismatchCount } from './event-counts.js';
 import type { EventLoopDelay } from './event-loop.js';
 
 /** How full the two rings of a worker are, in records. */
@@ -24,6 +25,8 @@ export interface MetricsSource {
   nixlPeers(): number;
   sockets(): number;
   rejections(): ReadonlyMap<string, number>;
+  /** Handshakes refused because the two sides differ in a value both need. */
+  mismatches(): Iterable<MismatchCount>;
   misses(): ReadonlyMap<string, number>;
   /** Messages that had no meaning in their state, by type. */
   ignoredMessages(): ReadonlyMap<string, number>;
@@ -91,6 +94,18 @@ function addGauges(registry: Registry, source: MetricsSource): void {
 function addCounters(registry: Registry, source: MetricsSource): void {
   const rejectionHelp = 'What was refused from outside, by reason';
   labelledCounter(registry, 'kvpeer_rejections_total', rejectionHelp, () => source.rejections());
+  const mismatches = new Counter({
+    name: 'kvpeer_handshake_mismatches_total',
+    help: 'Handshakes refused because both sides need the same value, by field, with both values',
+    labelNames: ['field', 'ours', 'theirs'],
+    registers: [registry],
+    collect: () => {
+      mismatches.reset();
+      for (const { count, field, ours, theirs } of source.mismatches()) {
+        mismatches.inc({ field, ours, theirs }, count);
+      }
+    },
+  });
   labelledCounter(registry, 'kvpeer_misses_total', 'Keys that became misses, by reason', () =>
     source.misses(),
   );

@@ -26,6 +26,7 @@ export interface SessionsOptions {
   readonly environment: Omit<SessionEnvironment, 'hooks' | 'isSuspected' | 'writerIdentity'>;
   /** Counted under the reason; see observe/metrics. */
   readonly countRejection: (reason: string) => void;
+  readonly countMismatch: (mismatch: Mismatch) => void;
   readonly countIgnored: (messageType: string) => void;
   /** The identity under which a peer may write to this node, for the quarantine. Called once per session. */
   readonly writerIdentity: (address: string, connect: ConnectMessage) => WriterIdentity;
@@ -313,7 +314,7 @@ export class Sessions {
   }
 
   #onMismatch(session: Session, mismatch: Mismatch): void {
-    this.#options.countRejection(`mismatch_${mismatch.field}`);
+    this.#options.countMismatch(mismatch);
     this.#options.log.warn(
       { peer: session.address, field: mismatch.field, ours: mismatch.ours, theirs: mismatch.theirs },
       `connect refused: ${mismatch.field} is ${JSON.stringify(mismatch.theirs)} there and ${JSON.stringify(mismatch.ours)} here; both nodes need the same`,

@@ -25,6 +25,7 @@ import { writeConnect, writeConnectAck, writeDisconnect } from './protocol/write
 import { hostOf } from './session/backoff.js';
 import { Consumer } from './session/consumer.js';
 import { NodeDecoderRequests } from './session/decoder-requests.js';
+import { HeldBudget } from './session/held-messages.js';
 import { SettleWaiters } from './session/joins.js';
 import { NodePinBudget } from './session/pin-budget.js';
 import { Producer } from './session/producer.js';
@@ -56,6 +57,7 @@ export class Node {
   readonly rounds: RoundMemory;
   readonly decoders: NodeDecoderRequests;
   readonly pinBudget: NodePinBudget;
+  readonly #heldBudget = new HeldBudget();
   readonly address: string;
   readonly now = (): number => performance.now();
   recycleCount = 0;
@@ -316,6 +318,7 @@ export class Node {
           context,
           decoderRequests: this.decoders,
           pinBudget: this.pinBudget,
+          heldBudget: this.#heldBudget,
           socketsDrained: (address, done) => {
             void this.#waitForSockets(address).then(done);
           },

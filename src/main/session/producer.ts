@@ -8,6 +8,7 @@
 import type { AbortFetchMessage, FetchMessage, LookupMessage } from '../protocol/messages.js';
 import { writeAbortAck, writeTransferDone } from '../protocol/write.js';
 import type { DataPeer, SlotSet } from '../shards/shard-client.js';
+import type { HeldBudget } from './held-messages.js';
 import { HeldMessages } from './held-messages.js';
 import { Leases } from './leases.js';
 import { ProducerDemands } from './producer-demands.js';
@@ -22,6 +23,7 @@ export interface ProducerOptions {
   readonly context: RoleContext;
   readonly decoderRequests: DecoderRequests;
   readonly pinBudget: PinBudget;
+  readonly heldBudget: HeldBudget;
   /** `done` once no socket of this host to the address has unsent data, at the latest after 2 s. */
   readonly socketsDrained: (address: string, done: () => void) => void;
   /** A hard stop was needed: the peer may be left alone for a while. */
@@ -45,15 +47,17 @@ export class Producer implements ProducerRole {
   readonly #stop: WriteStop;
   readonly #writes: ProducerWrites;
   readonly #demands: ProducerDemands;
-  readonly #held = new HeldMessages();
+  readonly #held: HeldMessages;
   /** Everything with deadlines, and what of it goes on when the session is over. */
   readonly #clocks: readonly Clock[];
   readonly #clocksAfterEnd: readonly Clock[];
   #isEnded = false;
   #isDrained = false;
 
-  constructor({ context, decoderRequests, pinBudget, socketsDrained, onHardStop }: ProducerOptions) {
+  constructor(options: ProducerOptions) {
+    const { context, decoderRequests, pinBudget, heldBudget, socketsDrained, onHardStop } = options;
     this.#context = context;
+    this.#held = new HeldMessages(heldBudget);
     this.#decoderRequests = decoderRequests;
     const { address, counters, limits, shards, times } = context;
     const account = pinBudget.openAccount();

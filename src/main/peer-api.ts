@@ -2,6 +2,7 @@
 
 import type { Registry } from 'prom-client';
 
+import type { ExtraKey } from './events/payload.js';
 import type { Readiness } from './observe/health.js';
 import type { PeerOptions } from './options.js';
 import type { Tier } from './tier-api.js';
@@ -126,6 +127,24 @@ export interface OpenOptions {
   readonly allowsHint?: (host: string, port: number) => boolean;
 }
 
+/** What blocks hold. The keys it goes with are in the order of a prompt, each the parent of the next. */
+export interface BlockDescription {
+  /** Back to back, `tokensPerBlock` for each key. */
+  readonly tokenIds: ArrayLike<number>;
+  readonly tokensPerBlock: number;
+  /** Key of the block before the first; absent at the start of a prompt. */
+  readonly parent?: Uint8Array | undefined;
+  readonly loraName?: string | undefined;
+  /** Per block what further went into its hash (multi-modal identifiers, a cache salt). */
+  readonly extraKeys?: readonly (readonly ExtraKey[] | undefined)[] | undefined;
+}
+
+/** Where KV events are published. */
+export interface KvEventPorts {
+  readonly port: number;
+  readonly replayPort: number | undefined;
+}
+
 /** A running node. Made by `Peer.start(options)`. */
 export interface PeerApi {
   /** host:port that other peers dial. */
@@ -150,6 +169,15 @@ export interface PeerApi {
   /** Which of the keys are here now; nothing is pinned. */
   probe(keys: PackedKeys): Promise<Hits>;
   evict(keys: PackedKeys): Promise<number>;
+  /**
+   * Tells what blocks hold, before or after they are stored or pulled: with it they are announced in KV events. Without
+   * KV events it does nothing. Descriptions of blocks that are not here are kept up to a bound.
+   *
+   * @throws KVPEER_INVALID_ARGUMENT
+   */
+  describe(keys: PackedKeys, description: BlockDescription): void;
+  /** Undefined when no KV events are published. */
+  readonly kvEvents: KvEventPorts | undefined;
   readonly content: ContentTools;
   /** The step-driven form for engines that poll. */
   readonly tier: Tier;

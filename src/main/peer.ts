@@ -2,11 +2,15 @@
 
 import { randomUUID } from 'node:crypto';
 
+import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 
 import { Counter } from '../shared/counters.js';
+import { SlotTable } from '../shared/slot-state.js';
 import { Blocks } from './blocks.js';
 import { KvpeerError } from './errors.js';
+import { registerEventMetrics } from './events/metrics.js';
+import { NodeEvents } from './events/start.js';
 import { Node } from './node.js';
 import { EventCounts } from './observe/event-counts.js';
 import { EventLoopDelay } from './observe/event-loop.js';
@@ -17,9 +21,11 @@ import type { PeerOptions, ResolvedOptions } from './options.js';
 import { validateOptions } from './options.js';
 import { allocateIds, parseHostPort, parseParamsOrThrow, withHints } from './params/index.js';
 import type {
+  BlockDescription,
   Connection,
   ContentTools,
   Hits,
+  KvEventPorts,
   OpenOptions,
   PackedKeys,
   PeerApi,
@@ -30,7 +36,7 @@ import type {
 } from './peer-api.js';
 import { Request } from './request.js';
 import type { RunningShards } from './shards/running-shards.js';
-import { startShards } from './shards/start.js';
+import { type StartedShards, startShards } from './shards/start.js';
 import type { Tier } from './tier-api.js';
 import { StepTier } from './tier.js';
 
@@ -49,6 +55,7 @@ export class Peer implements PeerApi {
   readonly #blocks: Blocks;
   readonly #counts: EventCounts;
   readonly #eventLoop: EventLoopDelay;
+  readonly #events: NodeEvents | undefined;
   readonly #requests = new Set<Request>();
   #closing: Promise<void> | undefined;
 
@@ -62,10 +69,16 @@ export class Peer implements PeerApi {
     const log = options.logger ?? createLogger(resolved.logLevel);
     const counts = new EventCounts();
     const shards = await startShards(
-      { ...resolved, arenaBytes: resolved.arenaBytes === 'auto' ? undefined : resolved.arenaBytes },
+      {
+        ...resolved,
+        arenaBytes: resolved.arenaBytes === 'auto' ? undefined : resolved.arenaBytes,
+        marksResidency: resolved.kvEventsPort !== 'off',
+      },
       log,
     );
+    let events: NodeEvents | undefined;
     try {
+      events = await startEvents(resolved, shards, log);
       const node = await Node.start({
         options: resolved,
         shards: shards.client,
@@ -73,14 +86,22 @@ export class Peer implements PeerApi {
         counts,
         log,
       });
-      return new Peer(resolved, shards, node, counts);
+      return new Peer(resolved, shards, node, counts, events);
     } catch (error) {
+      await events?.close();
       await shards.close();
       throw error;
     }
   }
 
-  private constructor(options: ResolvedOptions, shards: RunningShards, node: Node, counts: EventCounts) {
+  private constructor(
+    options: ResolvedOptions,
+    shards: RunningShards,
+    node: Node,
+    counts: EventCounts,
+    events: NodeEvents | undefined,
+  ) {
+    this.#events = events;
     this.#options = options;
     this.#shards = shards;
     this.#node = node;
@@ -123,6 +144,17 @@ export class Peer implements PeerApi {
       eventLoop: this.#eventLoop,
       histograms: Object.values(counts.histograms),
     });
+    if (events !== undefined) registerEventMetrics(this.metrics, events);
+  }
+
+  get kvEvents(): KvEventPorts | undefined {
+    const { port, replayPort } = this.#events ?? {};
+    return port === undefined ? undefined : { port, replayPort };
+  }
+
+  describe(keys: PackedKeys, description: BlockDescription): void {
+    this.#assertOpen();
+    this.#events?.describe(keys, this.keyBytes, description);
   }
 
   get dataPlane(): DataPlaneStatus {
@@ -238,6 +270,7 @@ export class Peer implements PeerApi {
       await new Promise((resolve) => setTimeout(resolve, 10));
     for (const request of [...this.#requests]) request.finish();
     await this.#node.close();
+    await this.#events?.close();
     await this.#shards.close();
     this.#eventLoop.close();
   }
@@ -253,4 +286,18 @@ export class Peer implements PeerApi {
   #assertOpen(): void {
     if (this.#closing) throw new KvpeerError('KVPEER_CLOSED', 'the peer was closed; start a new one');
   }
+}
+
+/** Undefined when the options ask for none. @throws KVPEER_BIND */
+async function startEvents(
+  options: ResolvedOptions,
+  shards: StartedShards,
+  log: Logger,
+): Promise<NodeEvents | undefined> {
+  const { memory, residencyMarks, client } = shards;
+  if (residencyMarks === undefined) return undefined;
+  const table = new SlotTable(memory.control, memory.layout);
+  const started = await NodeEvents.start({ options, table, marks: residencyMarks, log });
+  client.inFlight.onDrained = started.events.onProgress;
+  return started;
 }

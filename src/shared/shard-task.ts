@@ -17,6 +17,8 @@ export interface ShardTask {
   readonly started: SharedArrayBuffer;
   /** WorkerMessage to main. Nothing is ever sent to the worker over it. */
   readonly port: MessagePort;
+  /** Marks of slots whose block came or went (residency-marks.ts), when KV events are published. */
+  readonly residencyMarks?: SharedArrayBuffer | undefined;
   /** For a test's own worker file: what it needs to go wrong on demand. */
   readonly fault?: SharedArrayBuffer | undefined;
 }

@@ -15,6 +15,7 @@ import {
   workerStopWord,
 } from '../shared/layout.js';
 import { readLayout } from '../shared/layout-header.js';
+import { ResidencyMarker } from '../shared/residency-marks.js';
 import { RingConsumer, RingProducer, arm, disarm, sleepArmed, takeArmed } from '../shared/ring.js';
 import type { ShardTask, WorkerMessage } from '../shared/shard-task.js';
 import { SlotTable } from '../shared/slot-state.js';
@@ -93,9 +94,17 @@ class ShardWorker {
     this.mainWord = mainArmedWord(layout);
     this.waker = task.waker as WakerHandle;
     const scratch = workerScratch(layout, task.shard);
-    const slots = new ShardSlots(table, memory, task.shard, this.counters, (extent, first, count) => {
-      this.native.hashKeys(control, extent, first, count, scratch);
-    });
+    const slots = new ShardSlots(
+      table,
+      memory,
+      task.shard,
+      this.counters,
+      (extent, first, count) => {
+        this.native.hashKeys(control, extent, first, count, scratch);
+      },
+      undefined,
+      task.residencyMarks && new ResidencyMarker(task.residencyMarks, layout, task.shard),
+    );
     this.operations = new ShardOperations({
       native: this.native,
       control,

@@ -28,6 +28,7 @@ import {
   recordOffset,
   workerScratch,
 } from '../shared/layout.js';
+import type { ResidencyMarker } from '../shared/residency-marks.js';
 import { ExtentWord, PositionStatus, REBUILD_BATCH_KEYS, RebuildMode } from '../shared/operations.js';
 import {
   GENERATION_COUNT,
@@ -66,6 +67,8 @@ export class ShardSlots {
   private readonly counters: WorkerCounters;
   private readonly hashKeys: HashKeys;
   private readonly policy: EvictionPolicy;
+  /** Told of every slot whose block came or went; undefined when nobody publishes it. */
+  private readonly residency: ResidencyMarker | undefined;
   /** Index in `words` of the first word that hashKeys writes. */
   private readonly scratchWord: number;
   /** Index in `words` of the shard's first bucket. */
@@ -88,6 +91,7 @@ export class ShardSlots {
     counters: WorkerCounters,
     hashKeys: HashKeys,
     policy?: EvictionPolicy,
+    residency?: ResidencyMarker,
   ) {
     const { layout } = table;
     this.table = table;
@@ -101,6 +105,7 @@ export class ShardSlots {
     this.firstSlot = firstSlotOfShard(layout, shard);
     this.slotCount = layout.slotsPerShard;
     this.policy = policy ?? new ClockPolicy(table, this.firstSlot, this.slotCount);
+    this.residency = residency;
     this.scratchWord = workerScratch(layout, shard) / 4;
     this.indexWord = (layout.indexOffset + shard * layout.bucketsPerShard * BUCKET_BYTES) / 4;
     this.freeStack = new Int32Array(this.slotCount);
@@ -229,6 +234,7 @@ export class ShardSlots {
     this.forOwn(extent, PositionStatus.Reserved, status, (slot, generation) => {
       if (!this.isIn(slot, Phase.Writing, generation)) return;
       this.store(slot, Phase.Ready, generation, keepPins ? 1 : 0);
+      this.residency?.mark(slot);
       published += 1;
     });
     this.writingCount -= published;
@@ -316,6 +322,8 @@ export class ShardSlots {
       }
     }
     if (batch > 0) this.indexBatch(extent, batch);
+    // A predecessor may have died between a change and its mark.
+    this.residency?.markAll();
     this.reportGauges();
   }
 
@@ -408,6 +416,7 @@ export class ShardSlots {
     const next = packState(Phase.Free, (generationOf(state) + 1) % GENERATION_COUNT, 0, 0);
     if (Atomics.compareExchange(this.words, this.table.stateWord(slot), state, next) !== state) return false;
     this.clearEntry(slot);
+    this.residency?.mark(slot);
     this.counters.add(Counter.Evictions, 1);
     return true;
   }

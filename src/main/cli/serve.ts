@@ -164,7 +164,7 @@ function logReady(
   startMs: number,
   logger: Logger,
 ): void {
-  const { address, numBlocks, blockBytes, keyBytes, shardCount, dataPlane } = peer;
+  const { address, numBlocks, blockBytes, keyBytes, shardCount, dataPlane, kvEvents } = peer;
   const fields = {
     address,
     admin: admin?.address,
@@ -174,6 +174,7 @@ function logReady(
     keyBytes,
     shards: shardCount,
     dataPlane,
+    ...(kvEvents === undefined ? {} : { kvEvents }),
     startMs: Math.round(startMs),
   };
   logger.info(fields, 'ready');

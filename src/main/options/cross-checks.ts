@@ -21,6 +21,7 @@ export function crossChecks(options: ResolvedOptions): readonly CrossFault[] {
     ...poolFaults(options),
     ...messageFaults(options),
     ...addressFaults(options),
+    ...kvEventFaults(options),
   ];
 }
 
@@ -102,4 +103,43 @@ function addressFaults({ host, advertise }: ResolvedOptions): readonly CrossFaul
         '(--advertise HOST or HOST:PORT), or bind one',
     },
   ];
+}
+
+/** Hashes are the keys without their group of four bytes, and routers look at eight bytes. */
+const MIN_EVENT_KEY_BYTES = 12;
+
+function kvEventFaults(options: ResolvedOptions): readonly CrossFault[] {
+  const { kvEventsPort, kvEventsReplayPort, kvEventsModel, keyBytes } = options;
+  const faults: CrossFault[] = [];
+  if (kvEventsPort === 'off') {
+    if (kvEventsReplayPort === 'off') return [];
+    return [
+      {
+        names: ['kvEventsReplayPort', 'kvEventsPort'],
+        text: (name, other) => `${name} is ${kvEventsReplayPort} but ${other} is off; give both ports`,
+      },
+    ];
+  }
+  if (kvEventsModel === '' || kvEventsModel.includes('@')) {
+    faults.push({
+      names: ['kvEventsPort', 'kvEventsModel'],
+      text: (name, other) =>
+        `${name} is given and ${other} is ${JSON.stringify(kvEventsModel)}; give the model's name as the router ` +
+        'knows it, without @, which separates the parts of the topic',
+    });
+  }
+  if (kvEventsReplayPort === kvEventsPort && kvEventsPort !== 0) {
+    faults.push({
+      names: ['kvEventsReplayPort', 'kvEventsPort'],
+      text: (name, other) => `${name} and ${other} are both ${kvEventsPort}; give two ports`,
+    });
+  }
+  if (keyBytes < MIN_EVENT_KEY_BYTES) {
+    faults.push({
+      names: ['kvEventsPort', 'keyBytes'],
+      text: (name, other) =>
+        `${name} needs ${other} of at least ${MIN_EVENT_KEY_BYTES}, a hash of eight bytes and its group; it is ${keyBytes}`,
+    });
+  }
+  return faults;
 }

@@ -25,6 +25,7 @@ export const OPTION_GROUPS = [
   'Memory and shards',
   'Compatibility and data plane',
   'Operation',
+  'KV events',
   'Times towards a peer',
   'Times of requests and blocks',
   'Times towards a plain vLLM peer',
@@ -76,6 +77,7 @@ const address = in_('Addresses');
 const memory = in_('Memory and shards');
 const compatibility = in_('Compatibility and data plane');
 const operation = in_('Operation');
+const kvEvents = in_('KV events');
 const peerTime = in_('Times towards a peer');
 const requestTime = in_('Times of requests and blocks');
 const plainTime = in_('Times towards a plain vLLM peer');
@@ -183,6 +185,67 @@ export const OPTION_TABLE = {
     'lowest level that is logged',
   ),
   drainMs: operation(milliseconds(0), 10_000, 'time for running requests when the node closes'),
+
+  kvEventsPort: kvEvents(
+    orWord(count(0, 65_535, 'PORT'), 'off', 'no KV events'),
+    'off',
+    'port on which what this node holds is published for routers (5557 at vLLM), 0 takes a free one',
+  ),
+  kvEventsReplayPort: kvEvents(
+    orWord(count(0, 65_535, 'PORT'), 'off', 'no replay'),
+    'off',
+    'port on which a router asks for the batches it missed, 0 takes a free one',
+  ),
+  kvEventsHost: kvEvents(
+    orWord(bindHost(), '', 'the address of host'),
+    '',
+    'address that both ports of KV events bind',
+    { defaultText: 'as host' },
+  ),
+  kvEventsModel: kvEvents(
+    textOfBytes(0, 512),
+    '',
+    'model name as the router knows it, a part of the topic; needed with kvEventsPort',
+    { defaultText: 'none' },
+  ),
+  kvEventsPod: kvEvents(
+    orWord(dialledAddress(), '', 'the advertised host, port 8000'),
+    '',
+    'address at which the router reaches the engine of this pod, a part of the topic',
+    { defaultText: 'the advertised host, port 8000' },
+  ),
+  kvEventsForm: kvEvents(
+    oneOf(['array', 'map']),
+    'array',
+    'form of an event: classic, or as newer vLLM writes it',
+  ),
+  kvEventsUnknown: kvEvents(
+    onOff(),
+    false,
+    'also announce blocks whose tokens nobody told; a router can use them where it knows the hash from an engine',
+  ),
+  kvEventsBlockTokens: kvEvents(count(1, 65_536), 16, 'tokens of a block, for events without tokens'),
+  kvEventsRank: kvEvents(count(0, 65_535), 0, 'data-parallel rank in the batches'),
+  kvEventsBufferBatches: kvEvents(
+    count(16, 10_000_000),
+    10_000,
+    'batches kept for replay; then the numbering begins again with what is here',
+  ),
+  kvEventsBufferBytes: kvEvents(
+    bytes(65_536, 16 * GIB),
+    64 * MIB,
+    'bytes kept for replay; then the numbering begins again with what is here',
+  ),
+  kvEventsSettleMs: kvEvents(
+    milliseconds(),
+    6_000,
+    'time after the start when the numbering begins again for routers that have come back; llm-d dials every 5 s',
+  ),
+  kvEventsResubscribeMs: kvEvents(
+    milliseconds(),
+    5_000,
+    'without replay: a new subscriber makes the numbering begin again, at most this often',
+  ),
 
   handshakeMs: peerTime(milliseconds(), 30_000, 'time for a handshake', RULE_4),
   suspectedHandshakeMs: peerTime(

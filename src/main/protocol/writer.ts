@@ -83,6 +83,11 @@ export class Writer {
     }
   }
 
+  float64(value: number): void {
+    this.byte(0xcb);
+    this.position = this.buffer.writeDoubleBE(value, this.position);
+  }
+
   text(value: string): void {
     const length = Buffer.byteLength(value);
     if (length < 32) {

@@ -95,6 +95,8 @@ interface WorkerState {
  * asker can be told that there is no room.
  */
 export class OperationsInFlight {
+  /** Called after completions were handled, before main sleeps. */
+  onDrained: (() => void) | undefined;
   private readonly words: Int32Array;
   private readonly layout: Layout;
   private readonly options: InFlightOptions;
@@ -282,6 +284,7 @@ export class OperationsInFlight {
       budget -= this.take(this.nextWorker, budget);
     }
     this.pump();
+    this.onDrained?.();
     if (budget > 0 && this.goToSleep()) return;
     this.isScheduled = true;
     setImmediate(this.drainLater);

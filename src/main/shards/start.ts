@@ -11,6 +11,7 @@ import {
   workerStopWord,
 } from '../../shared/layout.js';
 import { Opcode, Outcome, REBUILD_BATCH_KEYS, RebuildMode } from '../../shared/operations.js';
+import { makeResidencyMarks } from '../../shared/residency-marks.js';
 import { wakeWorker } from '../../shared/ring.js';
 import { KvpeerError } from '../errors.js';
 import type { RingDepth } from '../observe/metrics.js';
@@ -32,6 +33,8 @@ export interface StartShardsOptions extends Omit<MemoryOptions, 'shardCount'> {
   /** Address the node is reached at: decides the network device NIXL uses. */
   readonly host: string;
   readonly queueMs: number;
+  /** Workers mark what comes and goes, for KV events. */
+  readonly marksResidency?: boolean | undefined;
   /** See MoverOptions. */
   readonly retireMs?: number | undefined;
   /** Memory that was made or adopted before; it is the caller's choice then what it holds. */
@@ -54,6 +57,8 @@ export interface StartedShards extends RunningShards {
   readonly client: ShardsClient;
   readonly workers: WorkerPool;
   readonly memory: NodeMemory;
+  /** With `marksResidency`. */
+  readonly residencyMarks: SharedArrayBuffer | undefined;
 }
 
 /**
@@ -140,9 +145,17 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
         done();
       });
     };
+    const residencyMarks = options.marksResidency === true ? makeResidencyMarks(layout) : undefined;
     const workers = await WorkerPool.start({
       shardCount: layout.shardCount,
-      task: { control, pool: memory.pool, waker, retireMs: options.retireMs, fault: options.fault },
+      task: {
+        control,
+        pool: memory.pool,
+        waker,
+        retireMs: options.retireMs,
+        residencyMarks,
+        fault: options.fault,
+      },
       nixlLibraryOf: (worker) =>
         moversOf(layout.shardCount).includes(worker) ? library?.libraryPath : undefined,
       stop: (worker) => {
@@ -196,6 +209,7 @@ export async function startShards(options: StartShardsOptions, log: ShardsLog): 
       client,
       workers,
       memory,
+      residencyMarks,
       shardCount: layout.shardCount,
       pool: memory.pool,
       dataPlane,

@@ -64,7 +64,7 @@ describe('shards with real workers', () => {
     });
   });
 
-  it('match a short list on the main thread while they have nothing in hand, a long one in a worker', async () => {
+  it('match a short list on the main thread while they have nothing in hand, a longer one if none came just before', async () => {
     const node = await start({ blocks: 512 });
     await store(node, range(0, 200));
     await quiet(node);
@@ -84,9 +84,18 @@ describe('shards with real workers', () => {
       PositionStatus.Miss,
     ]);
     expect(matchedByWorkers() - before).toBe(0);
-    const long = await match(node, range(0, 200));
-    expect(matchedByWorkers() - before).toBe(200);
-    for (const set of [short, long]) node.client.release(set);
+    const lastMs = performance.now();
+    while (performance.now() - lastMs < 1) await new Promise(setImmediate);
+    const medium = await match(node, range(0, 200));
+    expect(matchedByWorkers() - before).toBe(0);
+    const long = await match(node, range(0, 1_025));
+    expect(matchedByWorkers() - before).toBe(1_025);
+    // Behind one that a worker has in hand, even the shortest goes to a worker.
+    const behind = match(node, range(0, 1_025));
+    const last = match(node, [1]);
+    const others = [await behind, await last];
+    expect(matchedByWorkers() - before).toBe(2 * 1_025 + 1);
+    for (const set of [short, medium, long, ...others]) node.client.release(set);
     await quiet(node);
     expect(poolState(node)).toMatchObject({ pins: 0, clientPins: 0 });
   });

@@ -26,8 +26,11 @@ import { ExtentSet } from './slot-set.js';
 
 /** Lists above this are cut into ranges over several workers; below, the hop costs more than it brings. */
 const SPLIT_KEYS = 8192;
-/** The longest list that is matched on the main thread when the workers are idle. */
+/** The longest list that is matched on the main thread whenever the workers are idle. */
 const INLINE_MATCH_KEYS = 64;
+/** The same when matches are also rare: 70 us of the main thread, at most once in QUIET_MS. */
+const QUIET_MATCH_KEYS = 1024;
+const QUIET_MS = 0.4;
 /** Pins up to this many are given back on the main thread: cheaper than a trip over the rings. */
 const INLINE_RELEASE_PINS = 32;
 
@@ -38,7 +41,7 @@ export interface ShardsClientOptions {
   readonly release: (extent: number) => void;
   /**
    * Native `match` of all positions, on this thread: short lists are matched here while no worker has anything in hand,
-   * which saves the two wake-ups that are most of the time of such a lookup. Without it every list goes to a worker.
+   * longer ones if no other came just before, which saves two wake-ups. Without it every list goes to a worker.
    */
   readonly matchHere?: (extent: number) => number;
   readonly holdBuffer: (source: Uint8Array) => BufferToken;
@@ -67,6 +70,7 @@ export class ShardsClient implements ShardClient {
   private readonly table: SlotTable;
   private pins = 0;
   private isClosed = false;
+  private lastMatchMs = 0;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
@@ -188,7 +192,7 @@ export class ShardsClient implements ShardClient {
       },
     };
     const { matchHere } = this.options;
-    if (matchHere !== undefined && keys.count <= INLINE_MATCH_KEYS && this.inFlight.openCount === 0) {
+    if (matchHere !== undefined && this.isMatchedHere(keys.count)) {
       const packed = matchHere(set.extent);
       // Never before the asking call has returned.
       queueMicrotask(() => {
@@ -204,6 +208,14 @@ export class ShardsClient implements ShardClient {
     if (ranges.length > 1) this.inFlight.submitRanges(operation, ranges);
     else this.inFlight.submit(operation, 1 << worker);
     return true;
+  }
+
+  /** The trip to a worker and back is two wake-ups, 100 us and more; a node that has much to do wakes nobody. */
+  private isMatchedHere(keyCount: number): boolean {
+    const nowMs = performance.now();
+    const isQuiet = nowMs - this.lastMatchMs >= QUIET_MS;
+    this.lastMatchMs = nowMs;
+    return this.inFlight.openCount === 0 && keyCount <= (isQuiet ? QUIET_MATCH_KEYS : INLINE_MATCH_KEYS);
   }
 
   /** Contiguous ranges of equal length over the workers that live and have room. */

@@ -97,12 +97,20 @@ export class BlockHasher {
     );
   }
 
-  /** The hashes of all full blocks of a prompt, packed: `floor(tokens / tokensPerHash) * hashBytes` bytes. */
-  blockHashes(tokenIds: ArrayLike<number>, context: HashContext = {}): Buffer {
+  /**
+   * The hashes of all full blocks of a prompt, packed: `floor(tokens / tokensPerHash) * hashBytes` bytes.
+   *
+   * @param parent hash of the block before the first, for a prompt that is hashed in pieces (without a context: extra
+   *   keys count tokens from the start of the prompt)
+   */
+  blockHashes(
+    tokenIds: ArrayLike<number>,
+    context: HashContext = {},
+    parent: Uint8Array = this.noneHash,
+  ): Buffer {
     const perHash = this.#tokensPerHash;
     const count = Math.floor(tokenIds.length / perHash);
     const hashes = Buffer.allocUnsafe(count * this.hashBytes);
-    let parent = this.noneHash;
     for (let i = 0; i < count; i++) {
       const first = i * perHash;
       const writer = this.#writer.reset().array(3).byteString(parent).array(perHash);

@@ -147,6 +147,15 @@ describe('the end of a connection', () => {
     expect(a.transport.socketCount).toBe(1);
   });
 
+  test('a dial that nobody answers is a refusal also when frames wait for it', async () => {
+    const a = await bench.bound();
+    const ports = await Promise.all(Array.from({ length: 20 }, freePort));
+    const dealers = ports.map((port) => bench.dealer(a, `127.0.0.1:${port}`));
+    for (const { handle } of dealers) handle.send(Buffer.from('hello'));
+    await until(() => dealers.every(({ downs }) => downs.length > 0), 'the end of every attempt');
+    expect(new Set(dealers.flatMap(({ downs }) => downs))).toEqual(new Set(['refused']));
+  });
+
   test('a name without an address is told apart', async () => {
     const a = await bench.bound();
     // No label of a name is longer than 63 characters, so no resolver needs to be asked.

@@ -193,7 +193,8 @@ export class DealerConnection implements DealerHandle {
         this.lastSendAtMs = performance.now();
       }
     } catch {
-      this.goDown('send-failed');
+      // The end of an attempt reaches a waiting frame before it reaches the events.
+      this.goDown(this.connected ? 'send-failed' : 'refused');
     }
     // In the same step in which the queue was found empty: what is sent one microtask later starts another pump.
     this.pumping = undefined;

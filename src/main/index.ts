@@ -40,3 +40,5 @@ export type {
   StoreResult,
 } from './peer-api.js';
 export type { Tier, TierJob, TierJobResult, TierRequest } from './tier-api.js';
+export { createSidecar } from './sidecar/index.js';
+export type { Decision, Sidecar, SidecarHooks, SidecarOptions, SidecarParts } from './sidecar/index.js';

@@ -7,6 +7,7 @@ import { makeProgram, runProgram } from './program.js';
 import { pullCommand } from './pull.js';
 import { replayCommand } from './replay.js';
 import { serveCommand } from './serve.js';
+import { sidecarCommand } from './sidecar.js';
 
 /** The peer is loaded when it is started: help and checks of params need no native code. */
 const start: PeerStarter['start'] = async (options) => {
@@ -14,5 +15,11 @@ const start: PeerStarter['start'] = async (options) => {
   return Peer.start(options);
 };
 
-const program = makeProgram([serveCommand(start), pullCommand(start), replayCommand(), paramsCommand()]);
+const program = makeProgram([
+  serveCommand(start),
+  pullCommand(start),
+  sidecarCommand(),
+  replayCommand(),
+  paramsCommand(),
+]);
 await runProgram(program, process.argv);

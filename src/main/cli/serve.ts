@@ -21,7 +21,8 @@ import {
   type ResolvedOptions,
 } from '../options.js';
 import type { PeerApi, PeerStarter } from '../peer-api.js';
-import { EXIT_CODES_HELP, EXIT_FAILED, EXIT_FORCED, EXIT_OK, exitCodeOf } from './exit-codes.js';
+import { EndSignals } from './end-signals.js';
+import { EXIT_CODES_HELP, EXIT_OK, exitCodeOf } from './exit-codes.js';
 
 /** Beyond `drainMs`: what closing itself may take (telling peers, stopping workers, unmapping the pool). */
 const CLOSE_MS = 10_000;
@@ -192,44 +193,5 @@ async function within(ms: number, closing: Promise<void>): Promise<void> {
     await Promise.race([closing, late]);
   } finally {
     clearTimeout(timer);
-  }
-}
-
-const END_SIGNALS = ['SIGTERM', 'SIGINT', 'SIGHUP'] as const;
-
-/** The first signal asks for a drain, the second ends the process at once. */
-class EndSignals {
-  /** Settles with the first signal. */
-  readonly first: Promise<void>;
-  #isEnding = false;
-  readonly #onSignal: (signal: string) => void;
-
-  constructor(logger: Logger) {
-    let settle: () => void;
-    this.first = new Promise((resolve) => {
-      settle = resolve;
-    });
-    this.#onSignal = (signal) => {
-      if (this.#isEnding) {
-        logger.fatal({ signal }, 'a second signal: ending at once');
-        process.exit(EXIT_FORCED);
-      }
-      this.#isEnding = true;
-      logger.info({ signal }, 'draining');
-      settle();
-    };
-    for (const signal of END_SIGNALS) process.on(signal, this.#onSignal);
-    process.once('uncaughtException', (err) => {
-      logger.fatal({ err }, 'an error that nobody handled');
-      process.exit(EXIT_FAILED);
-    });
-  }
-
-  get isEnding(): boolean {
-    return this.#isEnding;
-  }
-
-  close(): void {
-    for (const signal of END_SIGNALS) process.off(signal, this.#onSignal);
   }
 }

@@ -1,0 +1,172 @@
+// Connections to model servers: one undici pool per origin, without time-outs on answers, and one call that sends a leg.
+
+import { Pool, type Dispatcher } from 'undici';
+import type { Duplex, Readable } from 'node:stream';
+import type { RawHeaders } from './headers.js';
+
+export interface UpstreamTls {
+  /** `--tls-insecure-skip-verify`. */
+  readonly isVerified: boolean;
+}
+
+export interface LegRequest {
+  /** `http://host:port`. */
+  readonly origin: string;
+  readonly method: string;
+  /** Path and query. */
+  readonly path: string;
+  readonly headers: string[];
+  /** A stream without `contentLength` is sent chunked. */
+  readonly body: Buffer | Readable | null;
+  readonly contentLength?: string | undefined;
+  /** Asks for another protocol on the connection, such as `websocket`. */
+  readonly upgrade?: string | undefined;
+}
+
+/** What comes back. Exactly one of `onEnd`, `onError` and `onUpgrade` is called, last. */
+export interface LegEvents {
+  /** @param resume to be called after `onData` returned false */
+  onHead(status: number, headers: RawHeaders, resume: () => void): void;
+  /** @returns false to pause */
+  onData(chunk: Buffer): boolean;
+  onEnd(trailers: RawHeaders): void;
+  onError(error: Error): void;
+  onUpgrade?(status: number, headers: RawHeaders, socket: Duplex): void;
+}
+
+export interface RunningLeg {
+  /** Ends the leg; its connection is closed. `onError` follows unless it had ended. */
+  abort(): void;
+}
+
+/** Origins that are kept; the one that was used least recently goes. */
+const MAX_ORIGINS = 1024;
+const CONNECT_MS = 10_000;
+/** Less than the 5 s after which uvicorn, which serves vLLM, closes an idle connection. */
+const IDLE_MS = 4_000;
+const MAX_HEAD_BYTES = 1 << 20;
+
+/** Pools by origin. */
+export class Upstreams {
+  readonly #pools = new Map<string, Pool>();
+  readonly #tls: UpstreamTls;
+
+  constructor(tls: UpstreamTls) {
+    this.#tls = tls;
+  }
+
+  /** Sends a leg. Errors come through `events`, also those of connecting. */
+  send(leg: LegRequest, events: LegEvents): RunningLeg {
+    const handler = new LegHandler(events);
+    const headers =
+      leg.contentLength === undefined || leg.body === null || Buffer.isBuffer(leg.body)
+        ? leg.headers
+        : [...leg.headers, 'content-length', leg.contentLength];
+    const options: Dispatcher.DispatchOptions = {
+      path: leg.path,
+      method: leg.method as Dispatcher.HttpMethod,
+      headers,
+      body: leg.body,
+      ...(leg.upgrade === undefined ? {} : { upgrade: leg.upgrade }),
+    };
+    try {
+      this.#poolOf(leg.origin).dispatch(options, handler);
+    } catch (error) {
+      handler.onError(error instanceof Error ? error : new Error(String(error)));
+    }
+    return handler;
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([...this.#pools.values()].map((pool) => pool.destroy()));
+    this.#pools.clear();
+  }
+
+  #poolOf(origin: string): Pool {
+    const known = this.#pools.get(origin);
+    if (known !== undefined) {
+      this.#pools.delete(origin);
+      this.#pools.set(origin, known);
+      return known;
+    }
+    const pool = new Pool(origin, {
+      pipelining: 1,
+      // A prefill may take minutes, and so may the pause between two tokens: only the client decides how long it waits.
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      keepAliveTimeout: IDLE_MS,
+      maxHeaderSize: MAX_HEAD_BYTES,
+      connect: { timeout: CONNECT_MS, rejectUnauthorized: this.#tls.isVerified },
+    });
+    this.#pools.set(origin, pool);
+    if (this.#pools.size > MAX_ORIGINS) this.#dropOldest();
+    return pool;
+  }
+
+  #dropOldest(): void {
+    const [oldest] = this.#pools;
+    this.#pools.delete(oldest[0]);
+    // Waits for its running requests.
+    void oldest[1].close();
+  }
+}
+
+/** undici's handler for one leg. Guards against events after the end: an abort can cross an answer. */
+class LegHandler implements Dispatcher.DispatchHandlers, RunningLeg {
+  readonly #events: LegEvents;
+  #abort: (() => void) | undefined;
+  #isAborted = false;
+  #isOver = false;
+
+  constructor(events: LegEvents) {
+    this.#events = events;
+  }
+
+  abort(): void {
+    this.#isAborted = true;
+    this.#abort?.();
+  }
+
+  onConnect(abort: () => void): void {
+    this.#abort = abort;
+    if (this.#isAborted) abort();
+  }
+
+  onHeaders(status: number, headers: Buffer[], resume: () => void): boolean {
+    // Informational answers are for us, not for the client: `expect` was answered here.
+    if (status >= 200) this.#events.onHead(status, textOf(headers), resume);
+    return true;
+  }
+
+  onData(chunk: Buffer): boolean {
+    return this.#events.onData(chunk);
+  }
+
+  onComplete(trailers: string[] | null): void {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#events.onEnd(trailers === null ? [] : textOf(trailers));
+  }
+
+  onError(error: Error): void {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#events.onError(error);
+  }
+
+  onUpgrade(status: number, headers: Buffer[] | string[] | null, socket: Duplex): void {
+    this.#isOver = true;
+    this.#events.onUpgrade?.(status, textOf(headers ?? []), socket);
+  }
+}
+
+/** undici gives header lines as bytes; Node's server takes text of one byte per character. */
+function textOf(headers: readonly (Buffer | string)[]): string[] {
+  return headers.map((part) => (typeof part === 'string' ? part : part.toString('latin1')));
+}
+
+/** Whether nobody listens at the address, as the model server does while it starts. */
+export function isRefused(error: unknown): boolean {
+  if (error instanceof AggregateError) return error.errors.some(isRefused);
+  return error instanceof Error && 'code' in error && error.code === 'ECONNREFUSED';
+}

@@ -40,10 +40,17 @@ const TLS_HANDSHAKE_RECORD = 0x16;
 export class Listener {
   readonly #server: Server;
   readonly #options: ListenerOptions;
+  #isDraining = false;
 
   private constructor(server: Server, options: ListenerOptions) {
     this.#server = server;
     this.#options = options;
+    server.on('request', (_request, response) => {
+      response.once('close', () => {
+        // Its head left before the drain and promised to keep the connection: nobody else would end it now.
+        if (this.#isDraining) setImmediate(() => server.closeIdleConnections());
+      });
+    });
   }
 
   /** @throws KVPEER_BIND */
@@ -94,6 +101,7 @@ export class Listener {
 
   /** Takes no new connections and closes those without a request. Settles when all connections have ended. */
   async drain(): Promise<void> {
+    this.#isDraining = true;
     await new Promise<void>((resolve) => {
       this.#server.close(() => {
         resolve();

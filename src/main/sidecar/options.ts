@@ -146,7 +146,8 @@ function crossCheck(
   const isBoth = given.has('secureProxy') && given.has('secureServing');
   const differ = options.secureProxy !== undefined && options.secureProxy !== options.secureServing;
   say(isBoth && differ, '--secure-proxy and --secure-serving contradict each other; give one of them');
-  const isNewSpelling = options.profile === 'A' && given.has('secureServing');
+  const isCommand = lowestPort > 0;
+  const isNewSpelling = isCommand && options.profile === 'A' && given.has('secureServing');
   say(isNewSpelling, '--secure-serving belongs to profile B; with --profile A write --secure-proxy');
   say(
     options.enableP2pPull,

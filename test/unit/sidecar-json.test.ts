@@ -1,0 +1,126 @@
+// The sidecar's view of JSON: edits that change nothing else, and a filter that cuts a body anywhere and finds the same.
+
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { editJson, type JsonEdit } from '../../src/main/sidecar/json-edit.js';
+import { JsonFault, scanJsonObject } from '../../src/main/sidecar/json-scan.js';
+import { ParamsFilter, UnreadableBody } from '../../src/main/sidecar/params-filter.js';
+
+const REMOVE: JsonEdit = { kind: 'remove' };
+
+function edited(text: string, edits: readonly (readonly [string, JsonEdit])[]): string {
+  const bytes = Buffer.from(text);
+  return editJson(bytes, scanJsonObject(bytes), new Map(edits)).toString();
+}
+
+function filtered(text: string, cuts: readonly number[] = []): string {
+  const filter = new ParamsFilter();
+  const bytes = Buffer.from(text);
+  const ends = [...new Set(cuts.map((cut) => cut % (bytes.length + 1)))].sort((a, b) => a - b);
+  const out: Buffer[] = [];
+  let from = 0;
+  for (const end of [...ends, bytes.length]) {
+    out.push(...filter.push(Buffer.from(bytes.subarray(from, end))));
+    from = end;
+  }
+  return Buffer.concat([...out, ...filter.end()]).toString();
+}
+
+const object = fc.dictionary(fc.string(), fc.jsonValue());
+const spaces = fc.constantFrom(undefined, 1, '\t');
+
+describe('edits', () => {
+  it.each([
+    ['{"k":1}', '{}'],
+    ['{"k":1,"a":2}', '{"a":2}'],
+    ['{"a":2 , "k":1}', '{"a":2}'],
+    ['{"k":1,"k":2, "a":3,"k":4 ,"b":5}', '{"a":3 ,"b":5}'],
+    ['{"a":1,"\\u006b":2}', '{"a":1}'],
+  ])('take a member out of %s with one comma', (before, after) => {
+    expect(edited(before, [['k', REMOVE]])).toBe(after);
+  });
+
+  it('agree with an edit of the parsed value, whatever the object', () => {
+    fc.assert(
+      fc.property(object, spaces, fc.jsonValue(), (value, space, added) => {
+        const text = JSON.stringify({ ...value, gone: 1, set: 2 }, null, space);
+        const wanted = { ...(JSON.parse(text) as object), set: added, fresh: added };
+        const result = edited(text, [
+          ['gone', REMOVE],
+          ['set', { kind: 'set', json: JSON.stringify(added) }],
+          ['fresh', { kind: 'set', json: JSON.stringify(added) }],
+        ]);
+        const { gone, ...rest } = wanted as Record<string, unknown>;
+        expect(gone).toBe(1);
+        expect(JSON.parse(result)).toEqual(JSON.parse(JSON.stringify(rest)));
+      }),
+    );
+  });
+
+  it('refuse exactly what JSON.parse refuses', () => {
+    fc.assert(
+      fc.property(object, fc.nat(), fc.constantFrom(...'{}[]",:\\0-e.tn \u0001'), (value, at, character) => {
+        const text = JSON.stringify({ a: value });
+        const i = at % (text.length + 1);
+        const broken = text.slice(0, i) + character + text.slice(i + 1);
+        let isJson = true;
+        try {
+          isJson = /^\s*\{/.test(broken) && JSON.parse(broken) !== null;
+        } catch {
+          isJson = false;
+        }
+        const scan = (): unknown => scanJsonObject(Buffer.from(broken));
+        if (isJson) scan();
+        else expect(scan).toThrow(JsonFault);
+      }),
+    );
+  });
+});
+
+describe('the filter', () => {
+  const params = '"kv_transfer_params" : {"a":[1,{"}":"\\""}]}';
+
+  it.each([
+    [`{${params}}`, {}],
+    [`{${params},"b":1}`, { b: 1 }],
+    [`{"b":1,${params}}`, { b: 1 }],
+    [`{"b":1,${params},${params},"c":2}`, { b: 1, c: 2 }],
+    [
+      `{"kv\\u005ftransfer_params":1,"b":{${params}}}`,
+      { b: { kv_transfer_params: { a: [1, { '}': '"' }] } } },
+    ],
+    [
+      `{"sampling_params":{"extra_args":{"x":1,${params}},"n":[{}]}}`,
+      { sampling_params: { extra_args: { x: 1 }, n: [{}] } },
+    ],
+    [`{"vllm_xargs":{${params},"y":2}}`, { vllm_xargs: { y: 2 } }],
+  ])('keeps the length of %s, and the rest of it, wherever it is cut', (text, rest) => {
+    for (let cut = 0; cut <= text.length; cut++) {
+      const result = filtered(text, [cut, cut + 1]);
+      expect(result).toHaveLength(text.length);
+      expect(JSON.parse(result)).toEqual(rest);
+    }
+  });
+
+  it('changes no byte of a body without them, wherever it is cut', () => {
+    fc.assert(
+      fc.property(object, spaces, fc.array(fc.nat(), { maxLength: 8 }), (value, space, cuts) => {
+        const text = JSON.stringify(value, null, space);
+        expect(filtered(text, cuts)).toBe(text);
+      }),
+    );
+  });
+
+  it('reads on over what Python takes for JSON, and passes what it does not', () => {
+    expect(filtered(`\ufeff{"n":NaN,"m":-Infinity,${params}}`)).not.toContain('kv_transfer');
+    for (const text of ['not json', '--boundary', `[}${params}`, '{"a" 1}'])
+      expect(filtered(text)).toBe(text);
+  });
+
+  it('refuses encodings in which a parser would find them unseen', () => {
+    for (const encoding of ['utf16le'] as const) {
+      expect(() => new ParamsFilter().push(Buffer.from(`{${params}}`, encoding))).toThrow(UnreadableBody);
+    }
+    expect(() => new ParamsFilter().push(Buffer.from([0xff, 0xfe, 0x7b, 0x00]))).toThrow(UnreadableBody);
+  });
+});

@@ -22,6 +22,7 @@ import {
 } from './headers.js';
 import type { Decision, SidecarHooks } from './hooks.js';
 import { editJson, type JsonEdits } from './json-edit.js';
+import { hintedSource } from './hinted-source.js';
 import { JsonFault, scanJsonObject, type JsonObject } from './json-scan.js';
 import { runLeg, type LegSink } from './leg-run.js';
 import { SIGNATURE_HEADER, type LegSigner } from './leg-signature.js';
@@ -36,7 +37,7 @@ import {
   statelessEdits,
 } from './legs.js';
 import type { Outcome, RequestKind, SidecarMetrics } from './metrics.js';
-import { ParamsFilterStream, UnreadableBody } from './params-filter.js';
+import { ParamsFilter, ParamsFilterStream, UnreadableBody } from './params-filter.js';
 import { Relay } from './relay.js';
 import { inferenceApiOf, readTarget, type InferenceApi, type Profile } from './routes.js';
 import { tokenIdsOf } from './token-ids.js';
@@ -56,6 +57,8 @@ export interface HandlerOptions {
   readonly isPrefillerTls: boolean;
   readonly isDecoderTls: boolean;
   readonly trustsClientParams: boolean;
+  /** `kv_hints` of a request may name a source; they go no further than here. */
+  readonly readsHints: boolean;
 }
 
 export interface HandlerParts {
@@ -220,7 +223,7 @@ export class RequestHandler {
       }
       return this.#straight({ ...exchange, rank }, api);
     }
-    if (source === undefined) return this.#straight(exchange, api);
+    if (source === undefined) return this.#straight(exchange, api, 'used');
     if (this.#isSelf(source, exchange.rank)) {
       metrics.ignored('source-self');
       return this.#straight(exchange, api);
@@ -266,15 +269,20 @@ export class RequestHandler {
   }
 
   /** To the model server as it is; only what a client wrote into kv_transfer_params is taken out or checked. */
-  async #straight(exchange: Exchange, api: InferenceApi | undefined): Promise<Done> {
+  async #straight(
+    exchange: Exchange,
+    api: InferenceApi | undefined,
+    hints: 'used' | 'dropped' = 'dropped',
+  ): Promise<Done> {
     const { options } = this.#parts;
     const { request } = exchange;
     const isWhole =
       options.trustsClientParams ||
+      options.readsHints ||
       signatureOf(request) !== undefined ||
       (api !== undefined && isAlwaysRewritten(api, options.profile));
     if (api !== undefined && isWhole) {
-      return this.#rewritten({ ...exchange, api });
+      return this.#rewritten({ ...exchange, api }, hints);
     }
     if (!hasBody(request)) return this.#decode(exchange, 'plain', null);
     const isJson = api !== undefined || (request.headers['content-type'] ?? '').includes('json');
@@ -288,31 +296,41 @@ export class RequestHandler {
     return done;
   }
 
-  /** Decoder only, without a source, for an API or a setting that needs the body as a whole. */
-  async #rewritten(exchange: InferenceExchange): Promise<Done> {
+  /** Decoder only, without a source header, for an API or a setting that needs the body as a whole. */
+  async #rewritten(exchange: InferenceExchange, hints: 'used' | 'dropped'): Promise<Done> {
     const { options } = this.#parts;
     const { api } = exchange;
     const body = await readBody(exchange.request);
     const isStateless = isAlwaysRewritten(api, options.profile);
     const object = isStateless ? scanJsonObject(body) : scanIfJson(body);
-    if (object === undefined) return this.#decode(exchange, 'plain', this.#bodyOf(exchange, body));
+    if (object === undefined) {
+      // Engines read more than JSON (NaN, for one), so what is no JSON to us may still carry params.
+      const passed = options.trustsClientParams ? body : withoutParams(body);
+      return this.#decode(exchange, 'plain', this.#bodyOf(exchange, passed));
+    }
+    const params = this.#paramsEdits(exchange, body, object);
+    const hasSay = hints === 'used' && !params.areKept;
+    const hinted = this.#hintedSource(body, object, hasSay ? this.#selfAt(exchange.rank) : undefined);
+    if (hinted !== undefined) return this.#pullFrom(exchange, hinted, body, object);
     const edits = new Map(isStateless ? statelessEdits(api, options.profile) : []);
-    for (const [key, edit] of this.#paramsEdits(exchange, body, object)) edits.set(key, edit);
-    return this.#decode(exchange, 'plain', this.#bodyOf(exchange, editJson(body, object, edits)));
+    for (const [key, edit] of params.edits) edits.set(key, edit);
+    return this.#decode(exchange, 'plain', this.#bodyOf(exchange, this.#edited(body, object, edits)));
   }
 
   /** What becomes of the params that came with the request: kept, made canonical, or taken out. */
-  #paramsEdits(exchange: InferenceExchange, body: Buffer, object: JsonObject): JsonEdits {
+  #paramsEdits(exchange: InferenceExchange, body: Buffer, object: JsonObject): ParamsFate {
     const { options, signer } = this.#parts;
     const signature = signatureOf(exchange.request);
-    if (signature !== undefined && signer.isSigned(body, object, signature)) return new Map();
+    if (signature !== undefined && signer.isSigned(body, object, signature)) {
+      return { edits: new Map(), areKept: true };
+    }
     if (options.trustsClientParams) {
       const { edits, params } = clientEdits(body, object, exchange.api);
       if (params !== undefined) this.#decided(exchange, 'pull', params, body, object);
-      return edits;
+      return { edits, areKept: params !== undefined };
     }
     if (object.members.some(({ key }) => key === 'kv_transfer_params')) this.#clientParamsRemoved(exchange);
-    return noParamsEdits(exchange.api);
+    return { edits: noParamsEdits(exchange.api), areKept: false };
   }
 
   #clientParamsRemoved({ path }: Exchange): void {
@@ -322,14 +340,67 @@ export class RequestHandler {
 
   /** Decoder only, with a source to pull from. */
   async #pull(exchange: InferenceExchange, source: PeerAddress): Promise<Done> {
-    const { options, log } = this.#parts;
     const body = await readBody(exchange.request);
     const object = scanJsonObject(body);
-    const params = pullParams(this.#p2pAddress(source));
+    this.#hintedSource(body, object, undefined);
+    return this.#pullFrom(exchange, this.#p2pAddress(source), body, object);
+  }
+
+  async #pullFrom(
+    exchange: InferenceExchange,
+    source: PeerAddress,
+    body: Buffer,
+    object: JsonObject,
+  ): Promise<Done> {
+    const { options, log } = this.#parts;
+    const params = pullParams(source);
     log.debug({ path: exchange.path, source: formatHostPort(source) }, 'running P2P source protocol');
     this.#decided(exchange, 'pull', params, body, object);
-    const edited = editJson(body, object, decodeEdits(exchange.api, options.profile, params));
+    const edited = this.#edited(body, object, decodeEdits(exchange.api, options.profile, params));
     return this.#decode(exchange, 'pull', this.#bodyOf(exchange, edited));
+  }
+
+  /**
+   * The P2P address of the source that the request's hints name.
+   *
+   * @param self the engine that will pull; undefined when header or params have said who pulls from whom: they win
+   */
+  #hintedSource(
+    body: Buffer,
+    object: JsonObject,
+    self: readonly PeerAddress[] | undefined,
+  ): PeerAddress | undefined {
+    const { options, allowList, metrics } = this.#parts;
+    const member = object.members.findLast(({ key }) => key === HINTS);
+    if (!options.readsHints || member === undefined) return undefined;
+    const hints = body.subarray(member.valueStart, member.valueEnd);
+    if (hints.equals(NULL)) return undefined;
+    if (self === undefined) {
+      metrics.hintIgnored('params-win');
+      return undefined;
+    }
+    const { port, p2pConnectorPort, dataParallelSize } = options;
+    const ignored = metrics.hintIgnored.bind(metrics);
+    const source = hintedSource(hints, self, {
+      allowList,
+      port,
+      p2pConnectorPort,
+      dataParallelSize,
+      ignored,
+    });
+    return source === undefined ? undefined : { host: source.host, port: source.port };
+  }
+
+  /** The P2P address of the engine of a rank, as far as it is known. */
+  #selfAt(rank: number): readonly PeerAddress[] {
+    const { podIp, p2pConnectorPort } = this.#parts.options;
+    return podIp === undefined ? [] : [{ host: podIp, port: p2pConnectorPort + rank }];
+  }
+
+  /** Hints that are read here are taken out: nobody behind this sidecar acts on what it has judged. */
+  #edited(body: Buffer, object: JsonObject, edits: JsonEdits): Buffer {
+    const { readsHints } = this.#parts.options;
+    return editJson(body, object, readsHints ? new Map([...edits, [HINTS, { kind: 'remove' }]]) : edits);
   }
 
   /** Profile B computes the prompt first; in profile A both legs leave at once and the prefill's end is not awaited. */
@@ -343,10 +414,9 @@ export class RequestHandler {
     const body = await readBody(exchange.request);
     const object = scanJsonObject(body);
     const isOtherSource = source !== undefined && !isSameAddress(source, prefiller);
-    const params = pairParams(
-      this.#p2pAddress(prefiller),
-      isOtherSource ? this.#p2pAddress(source) : undefined,
-    );
+    const prefillerAt = this.#p2pAddress(prefiller);
+    const hinted = this.#hintedSource(body, object, source === undefined ? [prefillerAt] : undefined);
+    const params = pairParams(prefillerAt, isOtherSource ? this.#p2pAddress(source) : hinted);
     log.debug({ path: exchange.path, prefiller: formatHostPort(prefiller) }, 'running P2P protocol');
     this.#decided(exchange, 'decode', params.decode, body, object);
     const toPrefiller: LegRequest = {
@@ -358,10 +428,10 @@ export class RequestHandler {
       ],
       body: this.#bodyOf(
         exchange,
-        editJson(body, object, prefillEdits(api, options.profile, params.prefill)),
+        this.#edited(body, object, prefillEdits(api, options.profile, params.prefill)),
       ),
     };
-    const decodeBody = editJson(body, object, decodeEdits(api, options.profile, params.decode));
+    const decodeBody = this.#edited(body, object, decodeEdits(api, options.profile, params.decode));
     if (options.profile === 'A') {
       const prefill = this.#runPrefill(toPrefiller, DISCARD, new AbortController().signal);
       this.#detached.add(prefill);
@@ -424,6 +494,15 @@ export class RequestHandler {
   }
 }
 
+const HINTS = 'kv_hints';
+const NULL = Buffer.from('null');
+
+/** What becomes of the params of a request, and whether some stay in it. */
+interface ParamsFate {
+  readonly edits: JsonEdits;
+  readonly areKept: boolean;
+}
+
 interface Done {
   readonly kind: RequestKind;
   readonly outcome: Outcome;
@@ -439,6 +518,17 @@ function scanIfJson(body: Buffer): JsonObject | undefined {
     return scanJsonObject(body);
   } catch (error) {
     if (error instanceof JsonFault) return undefined;
+    throw error;
+  }
+}
+
+/** @throws JsonFault for an encoding in which params could hide */
+function withoutParams(body: Buffer): Buffer {
+  const filter = new ParamsFilter();
+  try {
+    return Buffer.concat([...filter.push(Buffer.from(body)), ...filter.end()]);
+  } catch (error) {
+    if (error instanceof UnreadableBody) throw new JsonFault(error.message);
     throw error;
   }
 }

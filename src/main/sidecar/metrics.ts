@@ -1,5 +1,6 @@
 // The sidecar's own figures: how long requests and their legs take, by outcome, and what was ignored.
 
+import type { IgnoredHint } from '../params/hints.js';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 
 /** How a request goes: straight on, with a pull by header, or over a prefiller. */
@@ -40,6 +41,12 @@ export class SidecarMetrics {
     labelNames: ['reason'],
     registers: [this.registry],
   });
+  readonly #hints = new Counter({
+    name: 'kvpeer_sidecar_hints_ignored_total',
+    help: 'Hints of KV routers that had no effect, or parts of them, by reason',
+    labelNames: ['reason'],
+    registers: [this.registry],
+  });
   readonly #running = new Gauge({
     name: 'kvpeer_sidecar_running_requests',
     help: 'Requests that are being answered',
@@ -60,6 +67,10 @@ export class SidecarMetrics {
 
   ignored(reason: IgnoredReason): void {
     this.#ignored.inc({ reason });
+  }
+
+  hintIgnored(reason: IgnoredHint): void {
+    this.#hints.inc({ reason });
   }
 
   set running(count: number) {

@@ -146,6 +146,11 @@ export const SIDECAR_OPTIONS = {
     false,
     'check and pass on kv_transfer_params of clients; else they are removed',
   ),
+  kvHints: trust(
+    onOff(),
+    false,
+    'pull from the source that kv_hints of a request name, unless a header or params name one',
+  ),
   legKeyFile: trust(
     optional(text('FILE', 'a file')),
     undefined,

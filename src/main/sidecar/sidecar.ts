@@ -151,6 +151,7 @@ class RunningSidecar implements Sidecar {
         isPrefillerTls: options.enableTls.includes('prefiller'),
         isDecoderTls: options.enableTls.includes('decoder'),
         trustsClientParams: options.trustClientParams,
+        readsHints: options.kvHints,
       },
       allowList: opened.allowList,
       prefillers,

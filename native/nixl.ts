@@ -35,7 +35,10 @@ export const PostResult = {
   RequestId: 1,
   /** NixlStatus or a failure. */
   Status: 2,
-  Words: 3,
+  /** postMany(): pairs and requests that had ended before the request that the other words tell of. */
+  EndedPairCount: 3,
+  EndedRequestCount: 4,
+  Words: 5,
 } as const;
 
 export interface SendAgentStats {
@@ -112,6 +115,22 @@ export interface NixlSender {
     count: number,
     result: Int32Array,
   ): void;
+  /**
+   * As post(), again and again while the requests end inside the call, at most 16 of them and for as long as a word of
+   * the control mapping (at `watchOffset`, bytes) is `watchValue` as an unsigned number. A pair out of bounds throws
+   * when its request comes.
+   */
+  postMany(
+    agent: SendAgentHandle,
+    peer: NixlPeerHandle,
+    pairs: Int32Array,
+    first: number,
+    count: number,
+    result: Int32Array,
+    control: ControlHandle,
+    watchOffset: number,
+    watchValue: number,
+  ): void;
   /** Writes the scratch page to the peer's scratch page: the first write of a connection takes 20 to 130 ms. */
   warmUp(agent: SendAgentHandle, peer: NixlPeerHandle, result: Int32Array): void;
   /**
@@ -170,6 +189,7 @@ interface NixlAddon {
   readonly nixlRemovePeer: Nixl['removePeer'];
   readonly nixlPreparePairs: Nixl['preparePairs'];
   readonly nixlPost: Nixl['post'];
+  readonly nixlPostMany: Nixl['postMany'];
   readonly nixlWarmUp: Nixl['warmUp'];
   readonly nixlPoll: Nixl['poll'];
   readonly nixlStats: Nixl['stats'];
@@ -202,6 +222,7 @@ function wrap(addon: NixlAddon): Nixl {
     removePeer: addon.nixlRemovePeer,
     preparePairs: addon.nixlPreparePairs,
     post: addon.nixlPost,
+    postMany: addon.nixlPostMany,
     warmUp: addon.nixlWarmUp,
     poll: addon.nixlPoll,
     stats: addon.nixlStats,

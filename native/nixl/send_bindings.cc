@@ -20,6 +20,8 @@ namespace kvpeer {
 namespace {
 
 constexpr size_t kMaxPairs = 1u << 20;
+// Requests of one postMany: the worker's stop word and its other agents wait for no more than 64 MiB.
+constexpr int32_t kMaxPosts = 16;
 
 template <size_t Count>
 SendAgent* readAgent(napi_env env, Arguments<Count>& args) {
@@ -41,19 +43,22 @@ uint32_t readPeer(Arguments<Count>& args, const SendAgent* agent) {
   return peer;
 }
 
-// [taken pairs, request id or 0, NIXL status]
+// [taken pairs, request id or 0, NIXL status] of the last request, [pairs, requests] that had ended before it
 template <size_t Count>
 int32_t* readResult(Arguments<Count>& args, size_t index) {
   size_t length = 0;
   auto* result = static_cast<int32_t*>(args.typedArray(index, "result", napi_int32_array, &length));
-  if (args.ok() && length < 3) args.fail("result must have at least 3 elements");
+  if (args.ok() && length < 5) args.fail("result must have at least 5 elements");
   return result;
 }
 
-void writeResult(int32_t* result, const SendAgent::PostResult& posted) {
+void writeResult(int32_t* result, const SendAgent::PostResult& posted, size_t endedPairs = 0,
+                 int32_t endedRequests = 0) {
   result[0] = static_cast<int32_t>(posted.takenCount);
   result[1] = static_cast<int32_t>(posted.requestId);
   result[2] = posted.status;
+  result[3] = static_cast<int32_t>(endedPairs);
+  result[4] = endedRequests;
 }
 
 // nixlCreateSendAgent(pool, numBlocks, blockBytes) -> handle; about 30 ms, on the calling thread.
@@ -148,28 +153,87 @@ napi_value preparePairs(napi_env env, napi_callback_info info) {
   return toNumber(env, static_cast<double>(pairCount));
 }
 
+// The pairs that post and postMany are about.
+struct PairRange {
+  const BlockPair* pairs = nullptr;
+  size_t first = 0;
+  size_t count = 0;
+};
+
+template <size_t Count>
+PairRange readRange(Arguments<Count>& args) {
+  PairRange range;
+  size_t length = 0;
+  range.pairs = static_cast<const BlockPair*>(args.typedArray(2, "pairs", napi_int32_array, &length));
+  range.first = args.integer(3, "first", 0, kMaxPairs);
+  range.count = args.integer(4, "count", 1, kMaxPairs);
+  if (args.ok() && range.first + range.count > length / 2) {
+    args.fail("the pairs reach beyond their array");
+  }
+  return range;
+}
+
+// One request from pair range.first + done on. False with an exception pending when a pair is out of bounds.
+bool postNext(napi_env env, SendAgent* agent, uint32_t peer, const PairRange& range, size_t done,
+              SendAgent::PostResult* posted) {
+  // Checked and used in a copy that nobody else can change in between.
+  thread_local std::vector<BlockPair> batch;
+  const BlockPair* next = range.pairs + range.first + done;
+  batch.assign(next, next + std::min(range.count - done, agent->maxRequestBlocks()));
+  const int64_t bad = agent->findBadPair(peer, batch.data(), batch.size());
+  if (bad >= 0) {
+    throwError(env, "nixlPost: pair " + std::to_string(range.first + done + static_cast<size_t>(bad)) +
+                        " is outside the pool or the peer's blocks");
+    return false;
+  }
+  *posted = agent->post(peer, batch.data(), batch.size());
+  return true;
+}
+
 // nixlPost(agent, peer, pairs, first, count, result): one request from pair `first` on, at most `count` pairs
 napi_value post(napi_env env, napi_callback_info info) {
   Arguments<6> args(env, info, "nixlPost");
   SendAgent* agent = readAgent(env, args);
   const uint32_t peer = readPeer(args, agent);
-  size_t length = 0;
-  auto* pairs = static_cast<const BlockPair*>(args.typedArray(2, "pairs", napi_int32_array, &length));
-  const size_t first = args.integer(3, "first", 0, kMaxPairs);
-  const size_t count = args.integer(4, "count", 1, kMaxPairs);
+  const PairRange range = readRange(args);
   int32_t* result = readResult(args, 5);
   if (!args.ok()) return nullptr;
-  if (first + count > length / 2) return throwError(env, "nixlPost: the pairs reach beyond their array");
-  // Checked and used in a copy that nobody else can change in between.
-  thread_local std::vector<BlockPair> batch;
-  batch.assign(pairs + first, pairs + first + std::min(count, agent->maxRequestBlocks()));
-  const int64_t bad = agent->findBadPair(peer, batch.data(), batch.size());
-  if (bad >= 0) {
-    return throwError(env, "nixlPost: pair " + std::to_string(first + static_cast<size_t>(bad)) +
-                               " is outside the pool or the peer's blocks");
-  }
-  writeResult(result, agent->post(peer, batch.data(), batch.size()));
+  SendAgent::PostResult posted;
+  if (postNext(env, agent, peer, range, 0, &posted)) writeResult(result, posted);
   return nullptr;
+}
+
+// nixlPostMany(agent, peer, pairs, first, count, result, control, watchOffset, watchValue): as nixlPost, again and
+// again while the requests end inside the call and the uint32 at watchOffset of the mapping is watchValue.
+napi_value postMany(napi_env env, napi_callback_info info) {
+  Arguments<9> args(env, info, "nixlPostMany");
+  SendAgent* agent = readAgent(env, args);
+  const uint32_t peer = readPeer(args, agent);
+  const PairRange range = readRange(args);
+  int32_t* result = readResult(args, 5);
+  const uint64_t control = args.uint32(6, "control");
+  const uint64_t watchOffset = args.integer(7, "watchOffset", 0, kMaxSafeInteger);
+  const uint32_t watchValue = args.uint32(8, "watchValue");
+  if (!args.ok()) return nullptr;
+  const Mapping* mapping = findMapping(env, control);
+  if (mapping == nullptr) return throwError(env, "nixlPostMany: no such mapping");
+  const auto* watched = reinterpret_cast<const uint32_t*>(mapping->at(watchOffset, sizeof(uint32_t)));
+  if (watched == nullptr || watchOffset % sizeof(uint32_t) != 0) {
+    return throwError(env, "nixlPostMany: the watched word is not in the mapping");
+  }
+  size_t endedPairs = 0;
+  for (int32_t endedRequests = 0;; ++endedRequests) {
+    SendAgent::PostResult posted;
+    if (!postNext(env, agent, peer, range, endedPairs, &posted)) return nullptr;
+    const bool hasEnded = posted.requestId == 0 && posted.status == nixl::kSuccess;
+    const size_t afterwards = endedPairs + posted.takenCount;
+    if (!hasEnded || afterwards == range.count || endedRequests + 1 == kMaxPosts ||
+        __atomic_load_n(watched, __ATOMIC_SEQ_CST) != watchValue) {
+      writeResult(result, posted, endedPairs, endedRequests);
+      return nullptr;
+    }
+    endedPairs = afterwards;
+  }
 }
 
 // nixlWarmUp(agent, peer, result): takes no pair
@@ -224,6 +288,7 @@ void registerSendFunctions(napi_env env, napi_value exports) {
   exportFunction(env, exports, "nixlRemovePeer", removePeer);
   exportFunction(env, exports, "nixlPreparePairs", preparePairs);
   exportFunction(env, exports, "nixlPost", post);
+  exportFunction(env, exports, "nixlPostMany", postMany);
   exportFunction(env, exports, "nixlWarmUp", warmUp);
   exportFunction(env, exports, "nixlPoll", poll);
   exportFunction(env, exports, "nixlStats", stats);

@@ -19,6 +19,7 @@ export class RingProducer {
   readonly #mask: number;
   readonly #capacity: number;
   #next: number;
+  #shown: number;
   #seenHead: number;
 
   /**
@@ -34,6 +35,7 @@ export class RingProducer {
     this.#capacity = capacity;
     this.#mask = capacity - 1;
     this.#next = Atomics.load(words, this.#tail);
+    this.#shown = this.#next;
     this.#seenHead = Atomics.load(words, this.#head);
   }
 
@@ -69,9 +71,16 @@ export class RingProducer {
     return true;
   }
 
-  /** Shows every staged record with one store. Wake the consumer afterwards: takeArmed() or wakeWorker(). */
-  publish(): void {
+  /**
+   * Shows every staged record with one store. Wake the consumer afterwards: takeArmed() or wakeWorker().
+   *
+   * @returns false when there was none
+   */
+  publish(): boolean {
+    if (this.#shown === this.#next) return false;
     Atomics.store(this.#words, this.#tail, this.#next);
+    this.#shown = this.#next;
+    return true;
   }
 }
 
@@ -101,6 +110,16 @@ export class RingConsumer {
     if (known !== 0) return known;
     this.#seenTail = Atomics.load(this.#words, this.#tail);
     return (this.#seenTail - this.#next) | 0;
+  }
+
+  /** Bytes in the control mapping: the word that the producer moves. */
+  get tailOffset(): number {
+    return this.#tail * 4;
+  }
+
+  /** What that word is, as an unsigned number, while no record waits. */
+  get emptyTail(): number {
+    return this.#next >>> 0;
   }
 
   /** Index into the control mapping's int32 words of available record `i`; borrowed until advance(). */

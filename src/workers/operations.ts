@@ -45,6 +45,8 @@ export interface OperationsParts {
   readonly counters: WorkerCounters;
   readonly completions: RingProducer;
   readonly shard: number;
+  /** Makes what was pushed visible and wakes main when it sleeps. */
+  readonly showCompletions: () => void;
   readonly log: (level: 'warn' | 'error', text: string) => void;
 }
 
@@ -280,6 +282,8 @@ export class ShardOperations implements MoverEvents {
     counters.add(Counter.BytesServed, bytesWritten);
     if (status === 'failed') counters.add(Counter.WritesFailed, 1);
     this.finish(Opcode.Serve, opNumber, extent, OUTCOME_OF_SERVE[status], blockCount, cutRequestCount, 0);
+    // At once: the peer waits for it, and what the mover has left to do after a copy is slow (cold caches).
+    this.parts.showCompletions();
   }
 
   onHardStopped(peerId: number): void {

@@ -115,6 +115,7 @@ class ShardWorker {
       counters: this.counters,
       completions: this.completions,
       shard: task.shard,
+      showCompletions: this.showCompletions,
       log: (level, text) => {
         this.log(level, text);
       },
@@ -130,6 +131,7 @@ class ShardWorker {
         blockBytes: layout.blockBytes,
         events: this.operations,
         retireMs: task.retireMs,
+        submissions: this.submissions,
         now: () => performance.now(),
       });
       this.mover.start();
@@ -175,13 +177,12 @@ class ShardWorker {
     return count;
   }
 
-  /** After every operation, so that none waits for the next one; main is woken only if it sleeps. */
-  private showCompletions(): void {
-    this.completions.publish();
-    if (!takeArmed(this.words, this.mainWord)) return;
+  /** After every operation, so that none waits for the next one; main is woken only if there is one and it sleeps. */
+  private readonly showCompletions = (): void => {
+    if (!this.completions.publish() || !takeArmed(this.words, this.mainWord)) return;
     this.counters.add(Counter.Wakes, 1);
     this.native.wake(this.waker);
-  }
+  };
 
   private sleep(): void {
     const openRequestCount = this.mover?.openRequestCount ?? 0;

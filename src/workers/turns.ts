@@ -14,6 +14,11 @@ export class Turns {
     if (!this.peers.includes(peer)) this.peers.push(peer);
   }
 
+  /** How many peers may have something to post. */
+  get peerCount(): number {
+    return this.peers.length;
+  }
+
   /** The serve whose turn it is, of a peer with fewer open requests than the limit; its peer goes to the end. */
   next(maxOpenCount: number): Serve | undefined {
     for (let left = this.peers.length; left > 0; left--) {

@@ -3,12 +3,13 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import type { ControlHandle, PoolHandle } from '../../native/index.js';
+import type { SubmissionWatch } from '../../src/workers/mover.js';
 import { MAX_OPEN_REQUESTS_PER_PEER, Mover, RETIRED_MS } from '../../src/workers/mover.js';
 import { BLOCKS_PER_REQUEST, ScriptedSender } from '../fixtures/scripted-sender.js';
 
 const BLOCK_BYTES = 4096;
 
-function setUp() {
+function setUp(submissions?: SubmissionWatch) {
   const sender = new ScriptedSender();
   const log: string[] = [];
   const clock = { ms: 0 };
@@ -18,6 +19,7 @@ function setUp() {
     pool: 2 as PoolHandle,
     numBlocks: 1000,
     blockBytes: BLOCK_BYTES,
+    submissions,
     now: () => clock.ms,
     events: {
       onServeEnd: (opNumber, status, bytes, cut) =>
@@ -84,6 +86,72 @@ describe('serving', () => {
     serve(10, 1, 20);
     mover.poll();
     expect(sender.posted).toHaveLength(1);
+  });
+
+  describe('when the ring is watched', () => {
+    const watched = { tailOffset: 64, emptyTail: 7 };
+
+    test('copies that end at once follow each other in one poll', () => {
+      const { sender, log, mover, addPeer, serve } = setUp(watched);
+      addPeer(1);
+      sender.instant.add(1);
+      sender.submissionTail = () => 7;
+      serve(10, 1, 3 * BLOCKS_PER_REQUEST + 1);
+      mover.poll();
+      expect(log).toEqual(['10 done 13 0']);
+      expect(mover.counters.postedRequestCount).toBe(4);
+    });
+
+    test('a submission ends the row, and the next poll goes on behind it', () => {
+      const { sender, log, mover, addPeer, serve } = setUp(watched);
+      addPeer(1);
+      sender.instant.add(1);
+      sender.submissionTail = () => (sender.posted.length < 2 ? 7 : 8);
+      serve(10, 1, 4 * BLOCKS_PER_REQUEST);
+      mover.poll();
+      expect(sender.posted).toHaveLength(2);
+      sender.submissionTail = () => 7;
+      mover.poll();
+      expect(log).toEqual(['10 done 16 0']);
+      expect(sender.posted.flatMap(({ pairs }) => pairs.map(([local]) => local))).toEqual(
+        Array.from({ length: 16 }, (_, i) => i),
+      );
+    });
+
+    test('a write that does not end at once ends the row', () => {
+      const { sender, mover, addPeer, serve } = setUp(watched);
+      addPeer(1);
+      sender.submissionTail = () => 7;
+      serve(10, 1, 3 * BLOCKS_PER_REQUEST);
+      mover.poll();
+      expect(sender.posted).toHaveLength(1);
+      expect(mover.openRequestCount).toBe(1);
+    });
+
+    test('peers take turns all the same', () => {
+      const { sender, addPeer, serve, pollUntilIdle } = setUp(watched);
+      addPeer(1);
+      addPeer(2);
+      sender.instant.add(1).add(2);
+      sender.submissionTail = () => 7;
+      serve(10, 1, 8);
+      serve(20, 2, 8);
+      pollUntilIdle();
+      expect(sender.posted.map(({ peer }) => peer)).toEqual([1, 2, 1, 2]);
+    });
+
+    test('what was copied before a request failed is counted', () => {
+      const { sender, log, mover, addPeer, serve } = setUp(watched);
+      addPeer(1);
+      sender.instant.add(1);
+      sender.submissionTail = () => {
+        sender.dead.add(1);
+        return 7;
+      };
+      serve(10, 1, 3 * BLOCKS_PER_REQUEST);
+      mover.poll();
+      expect(log.at(-1)).toBe('10 failed 4 0');
+    });
   });
 
   test('peers take turns, and each has a bounded number of requests in flight', () => {

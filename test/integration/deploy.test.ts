@@ -9,6 +9,11 @@ import { parseAllDocuments } from 'yaml';
 import { z } from 'zod';
 
 import { flagOf, OPTION_NAMES, resolveOptions, type OptionName } from '../../src/main/options.js';
+import {
+  resolveSidecarOptions,
+  SIDECAR_OPTION_NAMES,
+  sidecarFlagOf,
+} from '../../src/main/sidecar/options.js';
 import { packageRoot } from '../../src/shared/nixl-dir.js';
 
 const DEPLOY = join(packageRoot, 'deploy');
@@ -76,7 +81,10 @@ const Deployment = z.object({
         initContainers: z.array(Container),
         containers: z.array(Container),
         volumes: z.array(
-          z.object({ name: z.string(), emptyDir: z.object({ medium: z.string(), sizeLimit: z.string() }) }),
+          z.object({
+            name: z.string(),
+            emptyDir: z.object({ medium: z.string(), sizeLimit: z.string() }).optional(),
+          }),
         ),
       }),
     }),
@@ -299,6 +307,18 @@ describe.skipIf(CLIENT === undefined).each(['base', 'overlays/tcp', 'overlays/rd
       expect(sidecar.restartPolicy).toBe('Always');
       expect(sidecar.args[0]).toBe('sidecar');
       const flags = flagsOf(sidecar, POD);
+      const given = Object.fromEntries(
+        SIDECAR_OPTION_NAMES.map((name) => [name, flags.get(sidecarFlagOf(name))] as const).filter(
+          ([, value]) => value !== undefined,
+        ),
+      );
+      expect(Object.keys(given)).toHaveLength(flags.size);
+      const options = resolveSidecarOptions({ flags: given, env: {} });
+      expect(options.metricsPort).toBe(portOf(sidecar, 'metrics'));
+      const keyFolder = sidecar.volumeMounts.find(({ name }) => name === 'leg-key')?.mountPath;
+      expect(options.legKeyFile).toBe(`${keyFolder}/key`);
+      const preStop = engine.lifecycle?.preStop.sleep.seconds ?? 0;
+      expect(all().pod.terminationGracePeriodSeconds).toBeGreaterThan(preStop + 40 + options.drainMs / 1000);
       expect(flags.get('--port')).toBe(String(portOf(sidecar, 'http')));
       expect(flags.get('--model-server-port')).toBe(String(portOf(engine, 'api')));
       expect(flags.get('--p2p-connector-port')).toBe(String(portOf(engine, 'engine-p2p')));

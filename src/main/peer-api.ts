@@ -153,6 +153,8 @@ export interface PeerApi {
   readonly blockBytes: number;
   readonly keyBytes: number;
   readonly shardCount: number;
+  /** Seed of the engines' block hashes. */
+  readonly hashSeed: string;
   readonly dataPlane: {
     readonly name: 'nixl' | 'none';
     readonly version: string;

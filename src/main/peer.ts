@@ -46,6 +46,7 @@ export class Peer implements PeerApi {
   readonly blockBytes: number;
   readonly keyBytes: number;
   readonly shardCount: number;
+  readonly hashSeed: string;
   readonly content: ContentTools;
   readonly tier: Tier;
   readonly metrics: Registry;
@@ -112,6 +113,7 @@ export class Peer implements PeerApi {
     this.blockBytes = shards.client.blockBytes;
     this.keyBytes = shards.client.keyBytes;
     this.shardCount = shards.shardCount;
+    this.hashSeed = options.hashSeed;
     this.#blocks = new Blocks({
       shards: shards.client,
       pool: shards.pool,

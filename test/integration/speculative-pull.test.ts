@@ -44,7 +44,7 @@ async function pullsInto(
   const pulls = await SpeculativePulls.create(
     peer,
     { tokensPerHash: TOKENS, maxMs: 20_000, maxBytes: 2 ** 30, maxRunning: 4, ...options },
-    log,
+    { log, registry: peer.metrics },
   );
   onTestFinished(() => pulls.close());
   return pulls;

@@ -18,7 +18,7 @@ const start: PeerStarter['start'] = async (options) => {
 const program = makeProgram([
   serveCommand(start),
   pullCommand(start),
-  sidecarCommand(),
+  sidecarCommand(start),
   replayCommand(),
   paramsCommand(),
 ]);

@@ -1,11 +1,14 @@
 // The command `kvpeer sidecar`: the routing sidecar in front of a model server.
 
 import { readFile } from 'node:fs/promises';
+import { isIP } from 'node:net';
 import { Command, Option } from 'commander';
 import type { Logger } from 'pino';
 import { parse as parseYaml } from 'yaml';
 import { KvpeerError } from '../errors.js';
 import { createLogger } from '../observe/log.js';
+import { resolveOptions, type Resolution } from '../options.js';
+import type { PeerApi, PeerStarter } from '../peer-api.js';
 import { SIDECAR_OPTION_GROUPS } from '../sidecar/options-table.js';
 import {
   resolveSidecarOptions,
@@ -15,7 +18,7 @@ import {
   type ResolvedSidecarOptions,
   type SidecarOptionName,
 } from '../sidecar/options.js';
-import { createSidecar } from '../sidecar/sidecar.js';
+import { createSidecar, type Sidecar } from '../sidecar/sidecar.js';
 import { EndSignals } from './end-signals.js';
 import { EXIT_CODES_HELP, EXIT_OK, exitCodeOf } from './exit-codes.js';
 
@@ -33,9 +36,18 @@ type SidecarFlags = Readonly<Record<string, string | boolean | string[] | undefi
   readonly configuration?: string;
   readonly configurationFile?: string;
   readonly vllmPort?: string;
+  readonly peer?: boolean;
 };
 
-export function sidecarCommand(): Command {
+/** What the command line, the environment and the configuration say together. */
+interface SidecarSettings {
+  readonly options: ResolvedSidecarOptions;
+  /** Of the embedded peer. */
+  readonly peer: Resolution | undefined;
+}
+
+/** @param start starts a peer; given from outside, so that no native code is loaded without one */
+export function sidecarCommand(start: PeerStarter['start']): Command {
   const command = new Command('sidecar')
     .summary("run the routing sidecar in front of a model server, in place of llm-d's")
     .description(
@@ -48,12 +60,18 @@ export function sidecarCommand(): Command {
     }
   }
   command
+    .addOption(
+      new Option(
+        '--peer',
+        'run a peer in this process, by KVPEER_* variables and the map `peer` of the configuration (options of kvpeer serve)',
+      ).helpGroup('Embedded peer:'),
+    )
     .addOption(new Option('--vllm-port <port>', 'older name of --model-server-port').hideHelp())
     .addOption(new Option('--configuration <yaml>', 'options as a YAML map').helpGroup('Operation:'))
     .addOption(new Option('--configuration-file <file>', 'YAML file of options').helpGroup('Operation:'))
     .addHelpText('after', `\n${EXIT_CODES_HELP}\n\n${EXAMPLES}`)
     .action(async (flags: SidecarFlags) => {
-      process.exitCode = await run(flags);
+      process.exitCode = await run(flags, start);
       setTimeout(() => process.exit(), LEAVE_MS).unref();
     });
   return command;
@@ -75,23 +93,48 @@ function defaultTextOf(value: unknown): string | undefined {
   return isEmpty ? undefined : `default: ${typeof value === 'string' ? value : JSON.stringify(value)}`;
 }
 
-async function run(flags: SidecarFlags): Promise<number> {
-  const options = await readOptions(flags);
+async function run(flags: SidecarFlags, start: PeerStarter['start']): Promise<number> {
+  const { options, peer: embedded } = await readOptions(flags);
   const logger = createLogger(options.logLevel);
+  for (const warning of embedded?.warnings ?? []) logger.warn(warning);
   const signals = new EndSignals(logger);
+  let peer: PeerApi | undefined;
   try {
-    const sidecar = await createSidecar(optionsForProgram(options), { logger });
-    logReady(sidecar.addresses, sidecar.metricsAddress, options, logger);
+    peer = embedded && (await start({ ...embedded.options, logger }));
+    const admin = adminOf(options, embedded);
+    const sidecar = await createSidecar(optionsForProgram(options), { logger, peer, admin });
+    logReady(sidecar, peer, options, logger);
     await signals.first;
+    // Requests first: what they pull ends with them.
     await sidecar.close();
+    await peer?.close();
     logger.info('closed');
     return EXIT_OK;
   } catch (err) {
     logger.fatal({ err }, err instanceof Error ? err.message : 'failed');
+    await peer?.close({ drainMs: 0 });
     return exitCodeOf(err);
   } finally {
     signals.close();
   }
+}
+
+/** One port for both: that of the sidecar's metrics where it is given, else the peer's. */
+function adminOf(
+  { metricsPort }: ResolvedSidecarOptions,
+  embedded: Resolution | undefined,
+): { readonly host: string; readonly port: number } | undefined {
+  if (embedded === undefined || metricsPort !== 0) return undefined;
+  const { adminHost, adminPort } = embedded.options;
+  return adminPort === 'off' ? undefined : { host: adminHost, port: adminPort };
+}
+
+/** What the sidecar knows already is the peer's default: the port that sources are called at, the pod's address. */
+function peerOptionsOf(options: ResolvedSidecarOptions, given: object, yamlFile: string): Resolution {
+  const { p2pConnectorPort, podIp, logLevel } = options;
+  const host = podIp !== undefined && isIP(podIp) !== 0 ? { host: podIp } : {};
+  const yaml = { port: p2pConnectorPort, logLevel, ...host, ...given };
+  return resolveOptions({ env: process.env, yaml, yamlFile });
 }
 
 /** The older spelling was merged into the newer one; given again they would be checked again. */
@@ -100,8 +143,8 @@ function optionsForProgram(options: ResolvedSidecarOptions): Partial<ResolvedSid
   return { ...rest, secureProxy: secureServing };
 }
 
-async function readOptions(flags: SidecarFlags): Promise<ResolvedSidecarOptions> {
-  const { configuration, configurationFile, vllmPort, ...others } = flags;
+async function readOptions(flags: SidecarFlags): Promise<SidecarSettings> {
+  const { configuration, configurationFile, vllmPort, peer: hasPeer, ...others } = flags;
   if (configuration !== undefined && configurationFile !== undefined) {
     const message = '--configuration and --configuration-file exclude each other; give one of them';
     throw new KvpeerError('KVPEER_INVALID_OPTION', message);
@@ -112,7 +155,26 @@ async function readOptions(flags: SidecarFlags): Promise<ResolvedSidecarOptions>
       ? parsed(configuration ?? '', yamlFile)
       : parsed(await contentOf(configurationFile), yamlFile);
   const modelServerPort = others.modelServerPort ?? vllmPort;
-  return resolveSidecarOptions({ flags: { ...others, modelServerPort }, env: process.env, yaml, yamlFile });
+  const { own, ofPeer } = split(yaml);
+  const options = resolveSidecarOptions({
+    flags: { ...others, modelServerPort },
+    env: process.env,
+    yaml: own,
+    yamlFile,
+  });
+  const isEmbedded = hasPeer === true || ofPeer !== undefined;
+  return { options, peer: isEmbedded ? peerOptionsOf(options, ofPeer ?? {}, yamlFile) : undefined };
+}
+
+/** The map `peer` of the configuration is the peer's, the rest is the sidecar's. */
+function split(yaml: unknown): { readonly own: unknown; readonly ofPeer: object | undefined } {
+  if (typeof yaml !== 'object' || yaml === null || !('peer' in yaml)) return { own: yaml, ofPeer: undefined };
+  const { peer, ...own } = yaml;
+  if (peer === true || peer === null) return { own, ofPeer: {} };
+  if (peer === false) return { own, ofPeer: undefined };
+  return typeof peer === 'object' && !Array.isArray(peer)
+    ? { own, ofPeer: peer }
+    : { own: yaml, ofPeer: undefined };
 }
 
 async function contentOf(file: string): Promise<string> {
@@ -138,11 +200,15 @@ function unreadable(from: string, error: unknown): KvpeerError {
 }
 
 function logReady(
-  addresses: readonly string[],
-  metrics: string | undefined,
+  { addresses, metricsAddress: metrics }: Sidecar,
+  peer: PeerApi | undefined,
   options: ResolvedSidecarOptions,
   logger: Logger,
 ): void {
   const { profile, modelServerPort, p2pConnectorPort, secureServing } = options;
-  logger.info({ addresses, metrics, profile, modelServerPort, p2pConnectorPort, secureServing }, 'ready');
+  const of = peer === undefined ? {} : { peer: peer.address, dataPlane: peer.dataPlane };
+  logger.info(
+    { addresses, metrics, profile, modelServerPort, p2pConnectorPort, secureServing, ...of },
+    'ready',
+  );
 }

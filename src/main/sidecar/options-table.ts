@@ -1,11 +1,12 @@
 // The table of the sidecar's options: one row each, with its check, its default and what it means.
 
 import { z } from 'zod';
-import { bindHost, count, milliseconds, onOff, oneOf, type OptionKind } from '../options/kinds.js';
+import { bindHost, bytes, count, milliseconds, onOff, oneOf, type OptionKind } from '../options/kinds.js';
 
 export const SIDECAR_OPTION_GROUPS = [
   'Ports and profile',
   'Peers',
+  'Embedded peer',
   'What clients and headers may do',
   'TLS',
   'Operation',
@@ -104,6 +105,7 @@ const GO_UNITS: Readonly<Record<string, number>> = { ms: 1, s: 1000, m: 60_000, 
 
 const ports = in_('Ports and profile');
 const peers = in_('Peers');
+const embedded = in_('Embedded peer');
 const trust = in_('What clients and headers may do');
 const tls = in_('TLS');
 const operation = in_('Operation');
@@ -140,6 +142,24 @@ export const SIDECAR_OPTIONS = {
     'address of this pod, so that it is not told to pull from itself',
     { variable: 'POD_IP' },
   ),
+
+  pullBlockTokens: embedded(
+    count(1, 65_536),
+    16,
+    "tokens of a block of the engine's prefix cache, of which its hash is made",
+  ),
+  pullHashesPerBlock: embedded(
+    count(1, 4096),
+    1,
+    "hashes in one block of the peer (vLLM's offloading block size by its block size)",
+  ),
+  pullMaxMs: embedded(milliseconds(), 2_000, 'a pull ahead of the engine that takes longer is given up'),
+  pullMaxBytes: embedded(
+    bytes(4096, 2 ** 46),
+    256 * 2 ** 20,
+    'leading blocks of a prompt are pulled ahead up to this size',
+  ),
+  pullMaxRunning: embedded(count(0, 65_536), 32, 'pulls ahead at the same time, 0 for none'),
 
   trustClientParams: trust(
     onOff(),

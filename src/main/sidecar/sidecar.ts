@@ -2,9 +2,12 @@
 
 import { readFile } from 'node:fs/promises';
 import type { Logger } from 'pino';
+import { Registry } from 'prom-client';
 import { KvpeerError } from '../errors.js';
-import { metricsRoute, startAdmin, type AdminServer } from '../observe/admin.js';
+import { metricsRoute, startAdmin, type AdminRoute, type AdminServer } from '../observe/admin.js';
+import { healthRoute, readyRoute } from '../observe/health.js';
 import { createLogger } from '../observe/log.js';
+import type { PeerApi } from '../peer-api.js';
 import { openAllowList, type AllowList } from './allow-list.js';
 import { RequestHandler } from './handler.js';
 import type { SidecarHooks } from './hooks.js';
@@ -12,11 +15,19 @@ import { LegSigner } from './leg-signature.js';
 import { Listener } from './listener.js';
 import { SidecarMetrics } from './metrics.js';
 import { validateSidecarOptions, type ResolvedSidecarOptions, type SidecarOptions } from './options.js';
+import { SpeculativePulls } from './speculative-pull.js';
 import { openServingTls, type ServingTls } from './tls.js';
 import { Upstreams } from './upstream.js';
 
 export interface SidecarParts {
   readonly hooks?: SidecarHooks | undefined;
+  /**
+   * A peer of this process: prompts of `/inference/v1/generate` are pulled into it while the request is on its way to
+   * the engine, and its metrics and readiness are served with the sidecar's. Its owner closes it, after the sidecar.
+   */
+  readonly peer?: PeerApi | undefined;
+  /** Where metrics, and with a peer /healthz and /readyz, are served instead of `metricsPort`. */
+  readonly admin?: { readonly host: string; readonly port: number } | undefined;
   /** Default: a logger of its own to standard output, at `logLevel`. */
   readonly logger?: Logger | undefined;
 }
@@ -72,12 +83,7 @@ export async function createSidecar(options: SidecarOptions, parts: SidecarParts
     if (resolved.trustClientParams) {
       log.warn('--trust-client-params: any client can name the peer that the engine pulls from');
     }
-    return await RunningSidecar.start(
-      resolved,
-      parts.hooks ?? {},
-      { ...opened, allowList: opened.allowList },
-      log,
-    );
+    return await RunningSidecar.start(resolved, parts, { ...opened, allowList: opened.allowList }, log);
   } catch (error) {
     await Promise.all([opened.allowList?.close(), opened.tls?.close()]);
     throw error;
@@ -113,6 +119,8 @@ interface Opened {
 
 class RunningSidecar implements Sidecar {
   readonly #options: ResolvedSidecarOptions;
+  readonly #parts: SidecarParts;
+  #pulls: SpeculativePulls | undefined;
   readonly #opened: Required<Pick<Opened, 'allowList'>> & Opened;
   readonly #log: Logger;
   readonly #upstreams: readonly Upstreams[];
@@ -124,11 +132,12 @@ class RunningSidecar implements Sidecar {
 
   constructor(
     options: ResolvedSidecarOptions,
-    hooks: SidecarHooks,
+    parts: SidecarParts,
     opened: Required<Pick<Opened, 'allowList'>> & Opened,
     log: Logger,
   ) {
     this.#options = options;
+    this.#parts = parts;
     this.#opened = opened;
     this.#log = log;
     const listeners = this.#listeners;
@@ -157,7 +166,12 @@ class RunningSidecar implements Sidecar {
       prefillers,
       decoders,
       metrics: this.metrics,
-      hooks,
+      hooks: {
+        onDecision: (decision) => {
+          this.#pulls?.onDecision(decision);
+          parts.hooks?.onDecision?.(decision);
+        },
+      },
       signer: new LegSigner(opened.legKey),
       log,
       isDraining: () => this.#closing !== undefined,
@@ -167,6 +181,7 @@ class RunningSidecar implements Sidecar {
   static async start(...parts: ConstructorParameters<typeof RunningSidecar>): Promise<RunningSidecar> {
     const sidecar = new RunningSidecar(...parts);
     try {
+      await sidecar.#pullAhead();
       await sidecar.#listen();
     } catch (error) {
       await sidecar.#closeAll(0);
@@ -207,15 +222,49 @@ class RunningSidecar implements Sidecar {
       });
       this.#listeners.push(listener);
     }
-    if (metricsPort === 0) return;
+    const admin =
+      this.#parts.admin ?? (metricsPort === 0 ? undefined : { host: host ?? '::', port: metricsPort });
+    if (admin === undefined) return;
     this.#admin = await startAdmin({
-      host: host ?? '::',
-      port: metricsPort,
-      routes: { '/metrics': metricsRoute(this.metrics.registry) },
+      ...admin,
+      routes: this.#adminRoutes(),
       onError: (path, err) => {
         this.#log.error({ err, path }, 'a metrics route failed');
       },
     });
+  }
+
+  async #pullAhead(): Promise<void> {
+    const { peer } = this.#parts;
+    const { pullMaxRunning, pullBlockTokens, pullHashesPerBlock, pullMaxMs, pullMaxBytes } = this.#options;
+    if (peer === undefined || pullMaxRunning === 0) return;
+    this.#pulls = await SpeculativePulls.create(
+      peer,
+      {
+        tokensPerHash: pullBlockTokens,
+        hashesPerChunk: pullHashesPerBlock,
+        hashSeed: peer.hashSeed,
+        maxMs: pullMaxMs,
+        maxBytes: pullMaxBytes,
+        maxRunning: pullMaxRunning,
+      },
+      { log: this.#log, registry: this.metrics.registry },
+    );
+  }
+
+  #adminRoutes(): Readonly<Record<string, AdminRoute>> {
+    const { peer } = this.#parts;
+    const { registry } = this.metrics;
+    if (peer === undefined) return { '/metrics': metricsRoute(registry) };
+    return {
+      '/metrics': metricsRoute(Registry.merge([registry, peer.metrics])),
+      '/healthz': healthRoute(),
+      '/readyz': readyRoute(() => {
+        const { isReady, reasons, dataPlane } = peer.readiness();
+        if (this.#closing === undefined) return { isReady, reasons, dataPlane };
+        return { isReady: false, reasons: ['the sidecar is draining'], dataPlane };
+      }),
+    };
   }
 
   async #closeAll(drainMs: number): Promise<void> {
@@ -229,6 +278,7 @@ class RunningSidecar implements Sidecar {
     }
     await Promise.all(this.#upstreams.map((upstreams) => upstreams.close()));
     await drained;
+    await this.#pulls?.close();
     await Promise.all([this.#admin?.close(), this.#opened.tls?.close(), this.#opened.allowList.close()]);
   }
 }

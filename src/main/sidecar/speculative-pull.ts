@@ -10,7 +10,7 @@ import { BlockHasher, type BlockHashAlgorithm } from '../hashes/index.js';
 import type { PeerApi, PeerRequest } from '../peer-api.js';
 
 /** The peer, as far as a pull needs it. */
-export type PullingPeer = Pick<PeerApi, 'open' | 'describe' | 'blockBytes' | 'keyBytes' | 'metrics'>;
+export type PullingPeer = Pick<PeerApi, 'open' | 'describe' | 'blockBytes' | 'keyBytes'>;
 
 /** What was decided for a request (hooks.ts), as far as a pull needs it. */
 export interface PullDecision {
@@ -33,6 +33,12 @@ export interface SpeculativePullOptions {
   readonly maxBytes: number;
   /** Pulls at the same time; further requests go without. */
   readonly maxRunning: number;
+}
+
+export interface SpeculativePullParts {
+  readonly log: Logger;
+  /** Where its metrics are registered. */
+  readonly registry: Registry;
 }
 
 /** How a pull ended. */
@@ -77,7 +83,7 @@ export class SpeculativePulls {
   static async create(
     peer: PullingPeer,
     options: SpeculativePullOptions,
-    log: Logger,
+    parts: SpeculativePullParts,
   ): Promise<SpeculativePulls> {
     const algorithm = ALGORITHM_OF_KEY_BYTES.get(peer.keyBytes);
     if (algorithm === undefined) {
@@ -92,15 +98,20 @@ export class SpeculativePulls {
       tokensPerHash,
       ...(hashSeed === undefined ? {} : { seed: hashSeed }),
     });
-    return new SpeculativePulls(peer, hasher, options, log);
+    return new SpeculativePulls(peer, hasher, options, parts);
   }
 
-  private constructor(peer: PullingPeer, hasher: BlockHasher, options: SpeculativePullOptions, log: Logger) {
+  private constructor(
+    peer: PullingPeer,
+    hasher: BlockHasher,
+    options: SpeculativePullOptions,
+    { log, registry }: SpeculativePullParts,
+  ) {
     this.#peer = peer;
     this.#hasher = hasher;
     this.#options = options;
     this.#log = log;
-    const registers: Registry[] = [peer.metrics];
+    const registers = [registry];
     this.#outcomes = new Counter({
       name: 'kvpeer_speculative_pulls_total',
       help: 'Pulls begun while the request was on its way to the engine, by how they ended',

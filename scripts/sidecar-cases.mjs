@@ -6,7 +6,7 @@ import { existsSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import { packageRoot } from './lib/nixl-dir.mjs';
-import { Problem, runScript, say } from './lib/steps.mjs';
+import { Problem, runScript } from './lib/steps.mjs';
 
 /**
  * Cases whose outcome is another one here, by intent; each has a test in test/integration/sidecar.test.ts. Connectors and
@@ -52,7 +52,7 @@ await runScript(async () => {
   }
   const sums = { passed: 0, failed: 0 };
   for (const profile of ['A', 'B']) {
-    say(`profile ${profile}`);
+    process.stdout.write(`profile ${profile}\n`);
     const { passed, failed } = await replay(tool, profile);
     sums.passed += passed;
     sums.failed += failed;

@@ -48,7 +48,10 @@ export class Listener {
     server.on('request', (_request, response) => {
       response.once('close', () => {
         // Its head left before the drain and promised to keep the connection: nobody else would end it now.
-        if (this.#isDraining) setImmediate(() => server.closeIdleConnections());
+        if (!this.#isDraining) return;
+        setImmediate(() => {
+          server.closeIdleConnections();
+        });
       });
     });
   }

@@ -2,7 +2,7 @@
 
 export type Goal = { readonly atMost: number } | { readonly atLeast: number };
 
-export const GROUPS = ['lookup', 'serve', 'parts', 'eviction', 'peers', 'match'] as const;
+export const GROUPS = ['lookup', 'serve', 'parts', 'eviction', 'peers', 'match', 'sidecar'] as const;
 export type GroupName = (typeof GROUPS)[number];
 
 export interface GoalRow {
@@ -97,6 +97,22 @@ export const GOALS = {
     1.05,
     'ratio',
     "leading hits against LRU's, synthetic trace, 5 % of the blocks",
+  ),
+  'sidecar.firstByteAddedMs': atMost(
+    1,
+    'ms',
+    'first byte of a stream, p50, through the sidecar minus straight from the model server',
+  ),
+  'sidecar.throughputVsPipe': atLeast(0.9, 'ratio', 'one long stream against a bare undici pipe in turns'),
+  'sidecar.streams1000.growthMiB': atMost(
+    16,
+    'MiB',
+    'what the second and third thousand concurrent streams add to resident memory',
+  ),
+  'sidecar.body64MiB.growthMiB': atMost(
+    16,
+    'MiB',
+    'what the second and third request body of 64 MiB add to resident memory',
   ),
   'evict.worst': atLeast(0.98, 'ratio', "leading hits against LRU's, the worst of both traces at every size"),
 } as const satisfies Readonly<Record<string, GoalRow>>;

@@ -14,6 +14,7 @@ import { ringsBench } from './parts-rings.js';
 import { peersBench } from './peers.js';
 import type { Section } from './rows.js';
 import { serveBench } from './serve.js';
+import { sidecarBench } from './sidecar.js';
 import { vllmBench } from './peers-vllm.js';
 
 export const SECTIONS: readonly Section[] = [
@@ -29,6 +30,7 @@ export const SECTIONS: readonly Section[] = [
   serveBench,
   idleBench,
   evictionBench,
+  sidecarBench,
   peersBench,
   vllmBench,
 ];

@@ -18,7 +18,7 @@ import {
   type ResolvedSidecarOptions,
   type SidecarOptionName,
 } from '../sidecar/options.js';
-import { createSidecar, type Sidecar } from '../sidecar/sidecar.js';
+import type { Sidecar } from '../sidecar/sidecar.js';
 import { EndSignals } from './end-signals.js';
 import { EXIT_CODES_HELP, EXIT_OK, exitCodeOf } from './exit-codes.js';
 
@@ -100,6 +100,8 @@ async function run(flags: SidecarFlags, start: PeerStarter['start']): Promise<nu
   const signals = new EndSignals(logger);
   let peer: PeerApi | undefined;
   try {
+    // Loaded with the command: the others start faster without an HTTP client.
+    const { createSidecar } = await import('../sidecar/sidecar.js');
     peer = embedded && (await start({ ...embedded.options, logger }));
     const admin = adminOf(options, embedded);
     const sidecar = await createSidecar(optionsForProgram(options), { logger, peer, admin });

@@ -6,7 +6,6 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 
 import { KvpeerError } from '../errors.js';
-import { makeSelfSigned } from './self-signed.js';
 import { openWatchedFiles } from './watched-files.js';
 
 export interface ServingTlsOptions {
@@ -52,6 +51,8 @@ export async function openServingTls(options: ServingTlsOptions, log: Logger): P
   const rules = { minVersion: minVersionOf(options.minVersion), ciphers: ciphersOf(options.cipherSuites) };
   if (options.certPath === undefined || options.certPath === '') {
     log.warn('no --cert-path: serving with a self-signed certificate that no client can verify');
+    // Loaded only here: the library for certificates takes as long to load as all the rest of the sidecar.
+    const { makeSelfSigned } = await import('./self-signed.js');
     const pair = await makeSelfSigned();
     return {
       options: { ...rules, ...pair },

@@ -5,6 +5,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { packageRoot } from '../src/shared/nixl-dir.js';
 import { goalChart, lookupChart } from './charts.js';
 import { GROUPS, goalOf } from './goals.js';
+import { HINDRANCES } from './hindrances.js';
 import type { MachineFacts } from './machine.js';
 import type { Row } from './rows.js';
 import { figureText, goalText } from './rows.js';
@@ -56,12 +57,21 @@ ${count(true)} hold, ${count(false)} are missed, ${count(null)} could not be mea
 | row | value | spread | goal | | what |
 | --- | ---: | ---: | ---: | --- | --- |
 ${withGoal.map(goalLine).join('\n')}
-
+${hindrances(withGoal)}
 ## Lookup by number of keys
 
 ![p50 of a lookup by number of keys](benchmarks-lookup.svg)
 
 ${GROUPS.map((group) => groupTable(group, rows)).join('\n')}`;
+}
+
+/** What is known to be in the way of the missed goals. */
+function hindrances(withGoal: readonly Row[]): string {
+  const reasons: Readonly<Record<string, string | undefined>> = HINDRANCES;
+  const lines = withGoal
+    .filter(({ holds }) => holds === false)
+    .map(({ name }) => `* \`${name}\`: ${reasons[name] ?? 'not known yet.'}`);
+  return lines.length === 0 ? '' : `\n### What stands in the way of the missed ones\n\n${lines.join('\n')}\n`;
 }
 
 function goalLine(row: Row): string {

@@ -15,6 +15,7 @@ import { peersBench } from './peers.js';
 import type { Section } from './rows.js';
 import { serveBench } from './serve.js';
 import { sidecarBench } from './sidecar.js';
+import { serveSplitBench } from './serve-split.js';
 import { vllmBench } from './peers-vllm.js';
 
 export const SECTIONS: readonly Section[] = [
@@ -27,6 +28,7 @@ export const SECTIONS: readonly Section[] = [
   lookupCpuBench,
   lookupRoundTripBench,
   lookupTailBench,
+  serveSplitBench,
   serveBench,
   idleBench,
   evictionBench,

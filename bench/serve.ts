@@ -43,6 +43,10 @@ interface Times {
   readonly dataMs: number[];
   readonly nixlMs: number[];
   readonly allMs: number[];
+  /** Places that follow each other on both sides, ms per round. */
+  readonly consecutiveMs: number[];
+  /** Of the producer's process, ms per fetch. */
+  readonly cpuMs: number[];
 }
 
 async function measureShape(
@@ -59,7 +63,7 @@ async function measureShape(
   const producer = new Child<BenchNode>('node', { env, profileDir });
   const client = new Child<Load>('load', { env });
   const writer = new Child<Writer>('writer', { env });
-  const times: Times = { fetchMs: [], dataMs: [], nixlMs: [], allMs: [] };
+  const times: Times = { fetchMs: [], dataMs: [], nixlMs: [], allMs: [], consecutiveMs: [], cpuMs: [] };
   await withChildren([producer, client, writer], async () => {
     const { address } = await producer.call('start', {
       dataPlane: 'nixl',
@@ -77,14 +81,19 @@ async function measureShape(
     const fetch = { blockCount: shape.blockCount, order: 'scattered', rounds: perRound } as const;
     for (let round = -1; round < rounds; round++) {
       const before = (await producer.call('stats')).served.writeMs;
+      const cpuBefore = await producer.call('cpu');
       const fetched = await client.call('fetchLoop', fetch);
+      const cpuAfter = await producer.call('cpu');
       const data = (await producer.call('stats')).served.writeMs - before;
+      const inOrder = await client.call('fetchLoop', { ...fetch, order: 'consecutive', rounds: 5 });
       const bare = await writer.call('write', shape.blockCount, 'scattered', perRound);
       if (round < 0) continue;
       times.fetchMs.push(median(fetched));
       times.dataMs.push(data / perRound);
       times.nixlMs.push(median(bare));
       times.allMs.push(...fetched);
+      times.consecutiveMs.push(median(inOrder));
+      times.cpuMs.push((cpuAfter.processUs - cpuBefore.processUs) / 1000 / perRound);
       await afterRound();
     }
   });
@@ -93,6 +102,8 @@ async function measureShape(
   const perSecond = (ms: readonly number[]): number[] => ms.map((one) => (gigabytes * 1000) / one);
   rows.measured(`${prefix}.gbPerS`, perSecond(times.fetchMs), 'GB/s');
   rows.measured(`${prefix}.nixlGbPerS`, perSecond(times.nixlMs), 'GB/s');
+  rows.measured(`${prefix}.consecutive.gbPerS`, perSecond(times.consecutiveMs), 'GB/s');
+  rows.measured(`${prefix}.producerCpuMs`, times.cpuMs, 'ms per fetch and its lookup');
   rows.figure(`${prefix}.p50Ms`, quantile(times.allMs, 0.5), 'ms', times.allMs.length);
   rows.figure(`${prefix}.p99Ms`, quantile(times.allMs, 0.99), 'ms', times.allMs.length);
   return times;

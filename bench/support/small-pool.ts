@@ -7,7 +7,13 @@ import { WorkerCounters } from '../../src/shared/counters.js';
 import { ExtentMemory, planExtent } from '../../src/shared/extent.js';
 import { type Layout, computeLayout, workerScratch } from '../../src/shared/layout.js';
 import { writeHeader } from '../../src/shared/layout-header.js';
-import { ExtentFlag, ExtentWord } from '../../src/shared/operations.js';
+import {
+  EXTENT_HEADER_BYTES,
+  EXTENT_UNIT_BYTES,
+  ExtentFlag,
+  ExtentWord,
+  Outcome,
+} from '../../src/shared/operations.js';
 import { SlotTable } from '../../src/shared/slot-state.js';
 import type { EvictionPolicy } from '../../src/workers/eviction.js';
 import { ShardSlots } from '../../src/workers/slots.js';
@@ -66,18 +72,45 @@ export class SmallPool {
     return leadingCount;
   }
 
-  private extent(keys: Uint8Array, count: number): number {
+  /** Pins all keys, which must be there, and finds them again as a fetch does, by the lease. @returns ns per round */
+  resolveNs(keys: Uint8Array, count: number, rounds: number): number[] {
+    const lease = this.extent(keys, count);
+    const { hitCount } = unpackMatch(this.native.match(this.handle, lease, 0, -1, 0, -1));
+    if (hitCount !== count) throw new Error(`${hitCount} of ${count} keys are there`);
+    const samples = Array.from({ length: rounds }, () => {
+      const fetch = this.extent(keys, count, lease);
+      const start = process.hrtime.bigint();
+      const outcome = this.native.resolve(this.handle, fetch);
+      const ns = Number(process.hrtime.bigint() - start);
+      if (outcome !== Outcome.Ok) throw new Error(`a fetch was not resolved: outcome ${outcome}`);
+      return ns;
+    });
+    this.native.release(this.handle, lease);
+    return samples;
+  }
+
+  /** @param lease the extent that has the pins of the same keys; the new one lies behind it */
+  private extent(keys: Uint8Array, count: number, lease?: number): number {
     const plan = planExtent({
       count,
       keyAreaBytes: count * REPLAY_KEY_BYTES,
-      hasIndexes: false,
-      leaseCount: 0,
+      hasIndexes: lease !== undefined,
+      leaseCount: lease === undefined ? 0 : 1,
     });
-    const extent = this.layout.arenaOffset;
     const { memory } = this;
-    memory.words.fill(0, extent / 4, extent / 4 + 16);
+    const behind = lease === undefined ? 0 : memory.header(lease, ExtentWord.Bytes);
+    const extent = this.layout.arenaOffset + Math.ceil(behind / EXTENT_UNIT_BYTES) * EXTENT_UNIT_BYTES;
+    memory.words.fill(0, extent / 4, extent / 4 + EXTENT_HEADER_BYTES / 4);
+    if (lease !== undefined) {
+      memory.setHeader(extent, ExtentWord.LeasesOffset, plan.leasesOffset);
+      memory.setHeader(extent, ExtentWord.LeaseCount, 1);
+      memory.words[(extent + plan.leasesOffset) / 4] = lease / EXTENT_UNIT_BYTES;
+      memory.setHeader(extent, ExtentWord.IndexesOffset, plan.indexesOffset);
+      memory.setHeader(extent, ExtentWord.PeerNumBlocks, count);
+      for (let i = 0; i < count; i++) memory.words[(extent + plan.indexesOffset) / 4 + i] = i;
+    }
     memory.setHeader(extent, ExtentWord.Count, count);
-    memory.setHeader(extent, ExtentWord.Flags, ExtentFlag.Pin);
+    memory.setHeader(extent, ExtentWord.Flags, lease === undefined ? ExtentFlag.Pin : ExtentFlag.ByLease);
     memory.setHeader(extent, ExtentWord.PinLimit, count);
     memory.setHeader(extent, ExtentWord.KeysOffset, plan.keysOffset);
     memory.setHeader(extent, ExtentWord.KeyStride, REPLAY_KEY_BYTES);

@@ -1,0 +1,50 @@
+// What stands in the way of a goal, for the page: printed only beside goals that a run has missed.
+//
+// Each sentence says what was found by measuring (traces of single fetches and lookups, profiles, experiments); where it
+// names rows, those of the same run can be compared with it.
+
+import type { GoalName } from './goals.js';
+
+const WAKE_UPS =
+  'Every hand-over between two threads that sleep costs a wake-up: 20 us while the cores are busy, 60 to 150 us on an idle virtual machine.';
+
+export const HINDRANCES: Partial<Record<GoalName, string>> = {
+  'lookup.1024.vsEcho': `${WAKE_UPS} The echo is two processes in C that each wait in one place; a lookup goes through the consumer's event loop, both ZeroMQ threads, the producer's event loop, a worker and back.`,
+  'lookup.8192.vsEcho': `${WAKE_UPS} To the path of the shorter lookup come the copy into the arena and the match, about 50 ns a key, on which the answer waits.`,
+  'lookup.1024.vsVllmDefault':
+    "The client is vLLM's own, in Python: the time in which it writes and reads 1,024 keys is in the figures of both sides, and what is left of vLLM's is not much more.",
+  'lookup.1024.vsVllmTight':
+    "As for the default cadence: the Python client's own time for 1,024 keys is in both figures and is most of kvpeer's.",
+  'lookup.1024.vsRedis': `${WAKE_UPS} Redis answers from the thread that reads the socket to a C client that knows the answer's layout in advance, and pins nothing.`,
+  'lookup.1024.mainCpuUs':
+    'The steps by themselves are the rows `lookup.split.*`, measured hot; between them come turns of the event loop, a wake-up of the worker and one from it, and whatever of the code is cold again.',
+  'lookup.1024.mainCpuTotalUs':
+    'To the own part comes what ZeroMQ takes on the same machine, `lookup.cpu.1024.echoUs`, which no change here makes less.',
+  'lookup.1024.p99WhileServing':
+    'A serve keeps one core busy with the copy, and its receiver, both clients and both event loops share the other: with two cores the 99th percentile is the wait for a core, and that is the same with one worker as with two.',
+  'lookup.10000x50.loopDelayMs':
+    'The delay of an event loop without any work on the same machine is `lookup.idle.loopDelayMs`: the timer that measures it is late by as much.',
+  'index.1m.matchPinNs':
+    "A key is a chain of two to three reads of main memory (bucket, record, state word), and their latency on this host is what is measured: the experiment's own program, 37 ns where the goal was set, took 54 to 60 here.",
+  'fetch.512x64k.dataVsNixl':
+    'The worker posts the same requests as the bare loop; what differs is what runs between two posts, with cold caches after a copy of 4 MiB.',
+  'fetch.512x64k.vsNixl': `From first post to last end the rate is NIXL's (\`fetch.512x64k.dataVsNixl\`). About 1.5 ms of a fetch lie before and after: 0.5 to 0.6 ms from the client's send to the first post, 0.8 to 0.9 ms from the last end to the client. ${WAKE_UPS} There are three before and four after, and every step between them runs cold, 20 to 80 us each, after a copy of 64 MiB through the caches.`,
+  'fetch.64x1m.vsNixl':
+    'The same fixed 1.3 to 1.5 ms around the copy as for 512 x 64 KiB, against a copy that takes 11 ms.',
+  'fetch.512x64k.vsLmcacheShm':
+    'Both sides move the blocks with one copy by the kernel through the same UCX; its rate here is that of bare NIXL, `fetch.512x64k.shm.nixlGbPerS`.',
+  'fetch.64x1m.vsLmcacheShm':
+    'As for 512 x 64 KiB: the copy by the kernel is the same on both sides and most of the time.',
+  'fetch.4096x4k.vsLmcacheShm':
+    'As for 512 x 64 KiB, with one descriptor for every 4 KiB wherever slots are not neighbours.',
+  'fetch.512x64k.vsVllm':
+    "Both hand the same bytes to the same UCX, and its copy alone (`fetch.512x64k.shm.nixlGbPerS`) takes more than a third of vLLM's whole fetch: three times its rate is more than that copy gives. Two workers copying at once gave nothing here (5.7 GB/s together, 5.9 alone): memory and not a core is the limit.",
+  'fetch.512x64k.tcpVsRaw':
+    'Sender, receiver, both event loops and ZeroMQ share two cores, where the raw copy has one thread on each; what bare NIXL reaches over TCP in the same run is `fetch.512x64k.tcp.nixlGbPerS`, and a fetch has its fixed 1.3 to 1.5 ms on top. Longer spinning between two looks, larger segments and socket buffers made no difference that stood out of the spread.',
+  'idle.frozenWritePercent':
+    'A hundred times a second the worker wakes up and asks UCX about the frozen write; on this machine a wake-up alone costs up to 150 us.',
+  'evict.conversation5':
+    "CLOCK touched tail-first keeps what LRU keeps, within 2 %. ARC would add up to 7 % at this size, but moves entries of a list at every hit, which lock-free readers cannot do; the clairvoyant's row says how much no policy without a look ahead can have.",
+  'evict.synthetic5':
+    "As on the conversation trace: CLOCK is LRU within 2 %, and what is above it needs a policy that readers' hits reorder.",
+};

@@ -25,6 +25,12 @@ export interface ClientEdits {
   readonly params: Record<string, unknown> | undefined;
 }
 
+/** vLLM adds these to its extra arguments unseen; params have their own place. */
+const UNCHECKED: readonly [string, JsonEdit] = [
+  'vllm_xargs',
+  { kind: 'inside', edits: new Map([['kv_transfer_params', { kind: 'remove' }]]), isMade: false },
+];
+
 /**
  * Reads the params at the top of the body, and for the generate API inside `sampling_params.extra_args` too. Where they
  * stand in both places, both are checked and each is made canonical.
@@ -32,7 +38,7 @@ export interface ClientEdits {
  * @throws ClientParamsFault
  */
 export function clientEdits(body: Buffer, object: JsonObject, api: InferenceApi): ClientEdits {
-  const edits = new Map<string, JsonEdit>();
+  const edits = new Map<string, JsonEdit>([UNCHECKED]);
   const top = readMember(body, find(object, 'kv_transfer_params'));
   if (top !== undefined) edits.set('kv_transfer_params', { kind: 'set', json: JSON.stringify(top) });
   const inside = api === 'generate' ? readMember(body, findInside(body, object)) : undefined;

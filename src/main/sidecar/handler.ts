@@ -1,7 +1,7 @@
 // One request from its head to the end of its answer: the order of decisions, and the three ways it can go.
 
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { PassThrough, Readable, type Duplex } from 'node:stream';
+import { Readable, type Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { formatHostPort, isSameAddress } from '../params/address.js';
 import type { PeerAddress } from '../params/types.js';
@@ -123,6 +123,8 @@ export class RequestHandler {
       this.#fail(error, response, ending.signal, log);
     } finally {
       metrics.running = --this.#runningCount;
+      // A client that is still sending may read its answer only afterwards.
+      if (!request.complete) request.unpipe().resume();
     }
   }
 
@@ -285,14 +287,14 @@ export class RequestHandler {
       return this.#rewritten({ ...exchange, api }, hints);
     }
     if (!hasBody(request)) return this.#decode(exchange, 'plain', null);
-    const isJson = api !== undefined || (request.headers['content-type'] ?? '').includes('json');
-    const body = options.trustsClientParams ? new PassThrough() : new ParamsFilterStream(!isJson);
+    // Params are checked on the inference routes only, so on others nobody's pass.
+    const body = new ParamsFilterStream(api === undefined && !isReadAsJson(request));
     request.pipe(body);
     request.once('close', () => {
       if (!request.complete) body.destroy(new Error('the client left'));
     });
     const done = await this.#decode(exchange, 'plain', body, request.headers['content-length']);
-    if (body instanceof ParamsFilterStream && body.removedCount > 0) this.#clientParamsRemoved(exchange);
+    if (body.removedCount > 0) this.#clientParamsRemoved(exchange);
     return done;
   }
 
@@ -304,9 +306,8 @@ export class RequestHandler {
     const isStateless = isAlwaysRewritten(api, options.profile);
     const object = isStateless ? scanJsonObject(body) : scanIfJson(body);
     if (object === undefined) {
-      // Engines read more than JSON (NaN, for one), so what is no JSON to us may still carry params.
-      const passed = options.trustsClientParams ? body : withoutParams(body);
-      return this.#decode(exchange, 'plain', this.#bodyOf(exchange, passed));
+      // Engines read more than JSON (NaN, for one), so what is no JSON to us may still carry params: nobody checked them.
+      return this.#decode(exchange, 'plain', this.#bodyOf(exchange, withoutParams(body)));
     }
     const params = this.#paramsEdits(exchange, body, object);
     const hasSay = hints === 'used' && !params.areKept;
@@ -508,11 +509,16 @@ interface Done {
   readonly outcome: Outcome;
 }
 
+/** As the model server's framework decides it: the case does not matter, and without a type it tries. */
+function isReadAsJson(request: IncomingMessage): boolean {
+  return (request.headers['content-type'] ?? 'json').toLowerCase().includes('json');
+}
+
 function signatureOf(request: IncomingMessage): string | undefined {
   return headerLines(request.rawHeaders, SIGNATURE_HEADER).at(0);
 }
 
-/** A body that is no JSON object goes on as it is: the model server says what it thinks of it. */
+/** Undefined for what is no JSON object: the model server says what it thinks of it. */
 function scanIfJson(body: Buffer): JsonObject | undefined {
   try {
     return scanJsonObject(body);

@@ -2,6 +2,8 @@
 
 /** Nesting that upstream still reads. */
 const MAX_DEPTH = 10_000;
+/** Far more than any API has; each one found costs memory. */
+const MAX_MEMBERS = 16_384;
 /** The shortest number without an exponent that no double can hold has 309 digits. */
 const LONG_NUMBER = 309;
 
@@ -85,6 +87,8 @@ class Scanner {
       this.space();
       const valueStart = this.at;
       this.value();
+      if (members.length === MAX_MEMBERS)
+        throw new JsonFault(`more than ${MAX_MEMBERS} members in one object`);
       members.push({ key, keyStart, valueStart, valueEnd: this.at });
       this.space();
       const byte = this.#bytes[this.at];

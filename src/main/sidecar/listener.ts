@@ -41,10 +41,16 @@ export class Listener {
   readonly #server: Server;
   readonly #options: ListenerOptions;
   #isDraining = false;
+  /** All of them: Node's server forgets those that speak another protocol, or are not yet through with TLS. */
+  readonly #sockets = new Set<Socket>();
 
   private constructor(server: Server, options: ListenerOptions) {
     this.#server = server;
     this.#options = options;
+    server.on('connection', (socket: Socket) => {
+      this.#sockets.add(socket);
+      socket.once('close', () => this.#sockets.delete(socket));
+    });
     server.on('request', (_request, response) => {
       response.once('close', () => {
         // Its head left before the drain and promised to keep the connection: nobody else would end it now.
@@ -116,6 +122,7 @@ export class Listener {
   /** Ends every connection. */
   destroy(): void {
     this.#server.closeAllConnections();
+    for (const socket of this.#sockets) socket.destroy();
   }
 }
 

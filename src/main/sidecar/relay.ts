@@ -8,6 +8,7 @@ import { responseHeaders, type RawHeaders } from './headers.js';
  * breaks off before that, the client still gets a proper error. The reference does not flush those either.
  */
 const HELD_BYTES = 64 * 1024;
+const NO_BYTES = Buffer.alloc(0);
 
 /** One answer on its way to the client. */
 export class Relay {
@@ -64,8 +65,8 @@ export class Relay {
     if (this.#head === undefined) return true;
     const { status, headers } = this.#head;
     this.#response.writeHead(status, headers);
-    this.#response.flushHeaders();
-    if (this.#held.length === 0) return true;
+    // Sends the head; `flushHeaders` would encode its bytes above 0x7f once more.
+    if (this.#held.length === 0) return this.#write(NO_BYTES);
     const body = Buffer.concat(this.#held.splice(0));
     return this.#write(body);
   }

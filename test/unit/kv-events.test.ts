@@ -182,6 +182,22 @@ describe('the numbering of batches', () => {
     expect(numbering.isFull).toBe(true);
   });
 
+  it('answers who met a gap at the end of the former numbering from that, until the present one is as long', () => {
+    const numbering = new Numbering({ batches: 100, bytes: 1e9 });
+    for (let i = 0; i < 8; i += 1) numbering.append(Buffer.of(i));
+    numbering.restart();
+    for (let i = 0; i < 2; i += 1) numbering.append(Buffer.of(100 + i));
+    const payloadsFrom = (sequence: number): number[] =>
+      numbering.from(sequence).map(({ payload }) => payload[0]);
+    expect(payloadsFrom(3)).toEqual([3, 4, 5, 6, 7]);
+    expect(payloadsFrom(0)).toEqual([100, 101]);
+    expect(payloadsFrom(1)).toEqual([101]);
+    expect(payloadsFrom(8)).toEqual([]);
+    for (let i = 2; i < 8; i += 1) numbering.append(Buffer.of(100 + i));
+    expect(payloadsFrom(7)).toEqual([107]);
+    expect(payloadsFrom(8)).toEqual([]);
+  });
+
   it('ends with AllBlocksCleared and publishes nothing afterwards', () => {
     const node = new Scripted({ maxBatches: 1000 });
     node.describe(0, 0);

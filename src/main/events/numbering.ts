@@ -21,6 +21,8 @@ const GROWTH = 2;
 export class Numbering {
   readonly #limits: NumberingLimits;
   #batches: NumberedBatch[] = [];
+  /** Of the numbering before, until the present one has as many. */
+  #former: readonly NumberedBatch[] = [];
   #bytes = 0;
   #floor: NumberingLimits = { batches: 0, bytes: 0 };
   #isRestating = true;
@@ -41,6 +43,7 @@ export class Numbering {
     const batch = { sequence: this.#batches.length, payload };
     this.#batches.push(batch);
     this.#bytes += payload.length;
+    if (this.#batches.length >= this.#former.length) this.#former = [];
     return batch;
   }
 
@@ -61,13 +64,18 @@ export class Numbering {
   }
 
   restart(): void {
+    this.#former = this.#batches;
     this.#batches = [];
     this.#bytes = 0;
     this.#isRestating = true;
   }
 
-  /** What a replay from `sequence` sends: a list that does not change when the numbering begins again. */
+  /**
+   * What a replay from `sequence` sends: a list that does not change when the numbering begins again. Who asks from
+   * beyond the present numbering has met a gap in the one before, and gets to its end what it can: it sees the step back
+   * then. An answer of nothing would be a failed replay, after which a router discards everything for 30 s.
+   */
   from(sequence: number): readonly NumberedBatch[] {
-    return this.#batches.slice(sequence);
+    return (sequence < this.#batches.length ? this.#batches : this.#former).slice(sequence);
   }
 }

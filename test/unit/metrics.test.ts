@@ -87,7 +87,7 @@ it('counts refused handshakes with both values, of which peers cannot make more 
   expect(text).toContain('kvpeer_rejections_total{reason="mismatch_hash_seed"} 2');
   for (let i = 0; i < 1_000; i++) counts.mismatch({ field: 'hash_seed', ours: '0', theirs: String(i) });
   expect(counts.mismatches.size).toBeLessThan(70);
-  expect((/theirs="other"\} (\d+)/.exec((await registry.metrics())))?.[1]).toBe('938');
+  expect(/theirs="other"\} (\d+)/.exec(await registry.metrics())?.[1]).toBe('938');
 });
 
 it('shows what the node has when it is scraped, and does not add up over scrapes', async () => {

@@ -40,7 +40,7 @@ export const HINDRANCES: Partial<Record<GoalName, string>> = {
   'fetch.512x64k.vsVllm':
     "Both hand the same bytes to the same UCX, and its copy alone (`fetch.512x64k.shm.nixlGbPerS`) takes more than a third of vLLM's whole fetch: three times its rate is more than that copy gives. Two workers copying at once gave nothing here (5.7 GB/s together, 5.9 alone): memory and not a core is the limit.",
   'fetch.512x64k.tcpVsRaw':
-    'Sender, receiver, both event loops and ZeroMQ share two cores, where the raw copy has one thread on each; what bare NIXL reaches over TCP in the same run is `fetch.512x64k.tcp.nixlGbPerS`, and a fetch has its fixed 1.3 to 1.5 ms on top. Longer spinning between two looks, larger segments and socket buffers made no difference that stood out of the spread.',
+    'Sender, receiver, both event loops and ZeroMQ share two cores, where the raw copy has one thread on each; what bare NIXL reaches over TCP in the same run is `fetch.512x64k.tcp.nixlGbPerS`, and a fetch has its fixed 1.3 to 1.5 ms on top. Longer spinning between two looks was no better.',
   'idle.frozenWritePercent':
     'A hundred times a second the worker wakes up and asks UCX about the frozen write; on this machine a wake-up alone costs up to 150 us.',
   'evict.conversation5':

@@ -42,7 +42,7 @@ export const HINDRANCES: Partial<Record<GoalName, string>> = {
   'fetch.512x64k.tcpVsRaw':
     'Sender, receiver, both event loops and ZeroMQ share two cores, where the raw copy has one thread on each; what bare NIXL reaches over TCP in the same run is `fetch.512x64k.tcp.nixlGbPerS`, and a fetch has its fixed 1.3 to 1.5 ms on top. Longer spinning between two looks was no better.',
   'idle.frozenWritePercent':
-    'A hundred times a second the worker wakes up and asks UCX about the frozen write; on this machine a wake-up alone costs up to 150 us.',
+    'Forty times a second the worker wakes up and asks UCX about the frozen write; on this machine a wake-up alone costs up to 150 us.',
   'evict.conversation5':
     "CLOCK touched tail-first keeps what LRU keeps, within 2 %. ARC would add up to 7 % at this size, but moves entries of a list at every hit, which lock-free readers cannot do; the clairvoyant's row says how much no policy without a look ahead can have.",
   'evict.synthetic5':

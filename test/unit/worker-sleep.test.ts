@@ -21,9 +21,9 @@ describe('the sleep of a worker', () => {
     ]);
   });
 
-  it('is 10 ms once a request is older than 100 ms and nothing else moves', () => {
+  it('is 25 ms once a request is older than 100 ms and nothing else moves', () => {
     const frozen = { ...busy, oldestOpenAgeMs: 5000, sinceProgressMs: 101, sleepCount: 60 };
-    expect(sleepFor(frozen)).toBe(10);
+    expect(sleepFor(frozen)).toBe(25);
     expect(sleepFor({ ...frozen, sinceProgressMs: 2, sleepCount: 0 })).toBe(0.05);
   });
 

@@ -6,12 +6,12 @@
 
 import { spawn, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
-import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 
 import { packageRoot } from '../src/shared/nixl-dir.js';
+import { freePort } from '../test/helpers/free-port.js';
 import { machineFacts } from './machine.js';
 import { vllmSection, writeVllmSection, type Measured, type ProducerName } from './vllm-report.js';
 
@@ -39,26 +39,6 @@ function fromEnvironment(name: string): string {
   const value = process.env[name];
   if (value === undefined || value === '') throw new Error(`${name} is not set: run npm run bench:vllm`);
   return value;
-}
-
-/** Below the ports that outgoing connections get, which could take it in the seconds until a producer listens. */
-async function freePort(): Promise<number> {
-  for (;;) {
-    const port = 20_000 + Math.floor(Math.random() * 12_000);
-    const server = createServer();
-    const isFree = await new Promise<boolean>((resolve) => {
-      server.once('error', () => {
-        resolve(false);
-      });
-      server.listen(port, '127.0.0.1', () => {
-        resolve(true);
-      });
-    });
-    if (!isFree) continue;
-    server.close();
-    await once(server, 'close');
-    return port;
-  }
 }
 
 /** Starts a producer and waits for its `ready`. Both get the same UCX_TLS. */

@@ -2,7 +2,7 @@
 
 import { expect, test } from 'vitest';
 import { loadNative } from '../../native/index.js';
-import { freeMessage } from '../../src/main/control/message-memory.js';
+import { freeMessage } from '../../src/main/session/message-memory.js';
 
 test('a message with memory of its own is empty afterwards, and doing it again does no harm', () => {
   const payload = Buffer.from(new ArrayBuffer(8192));

@@ -5,7 +5,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { configFingerprint, type FingerprintDescription } from '../../src/main/hashes/index.js';
 import type { PeerOptions } from '../../src/main/options.js';
 import { eventually, isQuiet, Kvpeer, range } from './support/kvpeer.js';
-import { freePort, VllmPeer } from './support/vllm-peer.js';
+import { freePort } from '../helpers/free-port.js';
+import { VllmPeer } from './support/vllm-peer.js';
 
 /** No bytes matter: vLLM takes any metadata, and no thread of NIXL spins. */
 const CONTROL_ONLY = ['--data', 'done', '--blocks', '256', '--block-bytes', '4096', '--log-level', 'info'];

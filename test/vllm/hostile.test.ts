@@ -7,7 +7,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { conformanceKey } from '../../src/main/cli/conformance-set.js';
 import { eventually, isQuiet, Kvpeer, range } from './support/kvpeer.js';
 import { chanceOf, mutate } from './support/mutations.js';
-import { freePort, VllmPeer } from './support/vllm-peer.js';
+import { freePort } from '../helpers/free-port.js';
+import { VllmPeer } from './support/vllm-peer.js';
 import { WirePeer, type WireIdentity, type WireMessage } from './support/wire-peer.js';
 
 const key = (index: number): Uint8Array => conformanceKey('0', index);

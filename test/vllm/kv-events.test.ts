@@ -12,7 +12,7 @@ import { BlockHasher } from '../../src/main/hashes/index.js';
 import type { PeerOptions } from '../../src/main/options.js';
 import { Peer } from '../../src/main/peer.js';
 import { conformanceFolder, conformancePython } from './support/environment.js';
-import { freePort } from './support/vllm-peer.js';
+import { freePort } from '../helpers/free-port.js';
 
 const BLOCK_BYTES = 4096;
 const TOKENS = 16;

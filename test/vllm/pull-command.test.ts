@@ -12,7 +12,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { conformanceBlock, conformanceKey } from '../../src/main/cli/conformance-set.js';
 import type { PullReport } from '../../src/main/cli/pull-report.js';
 import { packageRoot } from '../../src/shared/nixl-dir.js';
-import { freePort, VllmPeer } from './support/vllm-peer.js';
+import { freePort } from '../helpers/free-port.js';
+import { VllmPeer } from './support/vllm-peer.js';
 
 const CLI = `${packageRoot}/dist/src/main/cli`;
 const BLOCK_BYTES = 4096;

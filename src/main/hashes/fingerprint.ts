@@ -73,7 +73,7 @@ function layerNames(found: z.infer<typeof layers>): readonly string[] {
   return Array.from({ length: found.count }, (_, i) => found.pattern.replaceAll('{}', String(i)));
 }
 
-/** JSON as Python writes it by default: what is not printable ASCII as \uXXXX. */
+/** JSON as Python writes it by default: what is not printable ASCII as \u and four digits. */
 function asciiJson(value: unknown): string {
   return JSON.stringify(value).replaceAll(
     /[\u007f-\uffff]/g,

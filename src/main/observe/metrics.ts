@@ -2,6 +2,7 @@
 
 import { readdir } from 'node:fs/promises';
 import { Counter, Gauge, Registry, type Histogram } from 'prom-client';
+import { counter, gauge, labelled, labelledCounter } from './collectors.js';
 import type { MismatchCount } from './event-counts.js';
 import type { EventLoopDelay } from './event-loop.js';
 
@@ -131,68 +132,6 @@ function addCounters(registry: Registry, source: MetricsSource): void {
   counter(registry, 'kvpeer_evictions_total', 'Blocks evicted', () => source.evictions());
   counter(registry, 'kvpeer_bytes_served_total', 'Bytes written to other peers', () => source.bytesServed());
   counter(registry, 'kvpeer_bytes_pulled_total', 'Bytes pulled from other peers', () => source.bytesPulled());
-}
-
-function gauge(registry: Registry, name: string, help: string, read: () => number | Promise<number>): void {
-  const metric: Gauge = new Gauge({
-    name,
-    help,
-    registers: [registry],
-    collect: async () => {
-      metric.set(await read());
-    },
-  });
-}
-
-function labelled(
-  registry: Registry,
-  name: string,
-  help: string,
-  label: string,
-  read: () => readonly [string, number][],
-): void {
-  const metric = new Gauge({
-    name,
-    help,
-    labelNames: [label],
-    registers: [registry],
-    collect: () => {
-      metric.reset();
-      for (const [value, count] of read()) metric.set({ [label]: value }, count);
-    },
-  });
-}
-
-/** The node keeps the sums itself, so a scrape replaces the value instead of adding to it. */
-function counter(registry: Registry, name: string, help: string, read: () => number): void {
-  const metric: Counter = new Counter({
-    name,
-    help,
-    registers: [registry],
-    collect: () => {
-      metric.reset();
-      metric.inc(read());
-    },
-  });
-}
-
-function labelledCounter(
-  registry: Registry,
-  name: string,
-  help: string,
-  read: () => ReadonlyMap<string, number>,
-  label = 'reason',
-): void {
-  const metric = new Counter({
-    name,
-    help,
-    labelNames: [label],
-    registers: [registry],
-    collect: () => {
-      metric.reset();
-      for (const [value, count] of read()) metric.inc({ [label]: value }, count);
-    },
-  });
 }
 
 /** Listing the folder opens one descriptor itself. */

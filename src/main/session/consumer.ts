@@ -12,7 +12,7 @@
 // Rounds of an id: lookups name the current round; a fetch, an abort_fetch or the empty fetch closes it, and the next
 // lookup or fetch uses the next one. What arrives for a closed round finds the load that fetched it, or nobody.
 
-import { freeMessage } from '../control/message-memory.js';
+import { freeMessage } from './message-memory.js';
 import type {
   AbortAckMessage,
   KeyList,

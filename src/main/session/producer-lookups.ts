@@ -7,7 +7,7 @@
 
 import { HIT, MISS } from '../protocol/messages.js';
 import type { LookupMessage } from '../protocol/messages.js';
-import { freeMessage } from '../control/message-memory.js';
+import { freeMessage } from './message-memory.js';
 import { writeLookupResp } from '../protocol/write.js';
 import type { Failure, KeySpan, SlotSet } from '../shards/shard-client.js';
 import { PositionStatus } from '../../shared/operations.js';

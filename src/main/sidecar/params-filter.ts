@@ -26,7 +26,7 @@ function within(...members: readonly (readonly [string, Place])[]): Place {
   return { isTaken: false, inside: new Map(members) };
 }
 
-/** The longest key of interest with every character written as \uXXXX. */
+/** The longest key of interest with every character written as \u and four digits. */
 const MAX_KEY_BYTES = 6 * 'kv_transfer_params'.length;
 
 type State = 'value' | 'string' | 'scalar' | 'first-key' | 'key' | 'in-key' | 'colon' | 'after' | 'opaque';

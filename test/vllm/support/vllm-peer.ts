@@ -3,10 +3,10 @@
 import { spawn, type ChildProcessWithoutNullStreams } from 'node:child_process';
 import { once } from 'node:events';
 import { rm } from 'node:fs/promises';
-import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 
+import { freePort } from '../../helpers/free-port.js';
 import { conformanceFolder, conformancePython } from './environment.js';
 
 /** One line of the process's standard output; the harness's README lists events and fields. */
@@ -58,33 +58,6 @@ const ANSWER_MS = 60_000;
 const MAX_SECONDS = '240';
 
 let nextId = 1;
-
-/** Below the ports that Linux hands to outgoing connections (32768 and up by default). */
-const FIRST_PORT = 20_000;
-const PORT_COUNT = 12_000;
-
-/**
- * A port that nobody has now, and that no connection gets by chance in the seconds until a process listens on it. By
- * chance, since test files run side by side.
- */
-export async function freePort(): Promise<number> {
-  for (;;) {
-    const port = FIRST_PORT + Math.floor(Math.random() * PORT_COUNT);
-    const server = createServer();
-    const isFree = await new Promise<boolean>((resolve) => {
-      server.once('error', () => {
-        resolve(false);
-      });
-      server.listen(port, '127.0.0.1', () => {
-        resolve(true);
-      });
-    });
-    if (!isFree) continue;
-    server.close();
-    await once(server, 'close');
-    return port;
-  }
-}
 
 export class VllmPeer {
   readonly process: ChildProcessWithoutNullStreams;

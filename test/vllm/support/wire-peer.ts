@@ -3,7 +3,7 @@
 import { decode, encode } from '@msgpack/msgpack';
 import { Dealer, Router } from 'zeromq';
 
-import { freePort } from './vllm-peer.js';
+import { freePort } from '../../helpers/free-port.js';
 
 export type WireMessage = Readonly<Record<string, unknown>>;
 

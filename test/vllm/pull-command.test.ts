@@ -35,10 +35,12 @@ function pull(...args: readonly string[]): Promise<Result> {
   });
 }
 
-async function startConformancePeer(): Promise<{ process: ChildProcess; address: string }> {
+async function startConformancePeer(
+  ...flags: readonly string[]
+): Promise<{ process: ChildProcess; address: string }> {
   const child = spawn(
     process.execPath,
-    [`${CLI}/conformance-peer.js`, '--count', String(HELD), '--block-bytes', String(BLOCK_BYTES)],
+    [`${CLI}/conformance-peer.js`, '--count', String(HELD), '--block-bytes', String(BLOCK_BYTES), ...flags],
     { stdio: ['ignore', 'pipe', 'ignore'] },
   );
   const [line] = (await once(createInterface({ input: child.stdout }), 'line')) as [string];
@@ -145,6 +147,99 @@ describe('kvpeer pull', () => {
     const { status, stderr } = await pull('--from', vllm.address, '--keys', file);
     expect(status).toBe(2);
     expect(stderr).toMatch(/key 1 of .* is not 1 to 64 bytes in hexadecimal/);
+  });
+
+  it('finds a peer by a name that is not the one it calls itself by', async () => {
+    for (const { address } of [vllm, conformance]) {
+      const from = address.replace('127.0.0.1', 'localhost');
+      const { status, stdout } = await pull('--from', from, '--keys', keyFile([0, 7]), '--json');
+      expect(JSON.parse(stdout)).toMatchObject({ ok: true, from, loaded: 2 });
+      expect(status).toBe(0);
+    }
+  });
+
+  it('finds a peer that calls itself by a name, by that name', async () => {
+    const named = await startConformancePeer('--advertise', 'localhost');
+    try {
+      expect(named.address).toMatch(/^localhost:/);
+      const { status, stdout } = await pull('--from', named.address, '--keys', keyFile([0, 7]), '--json');
+      expect(JSON.parse(stdout)).toMatchObject({ ok: true, loaded: 2 });
+      expect(status).toBe(0);
+    } finally {
+      named.process.kill('SIGKILL');
+    }
+  });
+
+  it('ends with 2 and one line, before it pulls, where the output cannot be written or the host has no address', async () => {
+    const keys = ['--keys', keyFile([0])];
+    const badOut = await pull('--from', conformance.address, ...keys, '--out', join(folder, 'none', 'x'));
+    expect(badOut).toMatchObject({ status: 2, stdout: '' });
+    expect(badOut.stderr).toMatch(
+      /^kvpeer: KVPEER_INVALID_ARGUMENT: --out .* cannot be written: ENOENT.*\n$/,
+    );
+    const nobody = await pull('--from', 'no-host.invalid:5710', ...keys);
+    expect(nobody).toMatchObject({ status: 2, stdout: '' });
+    expect(nobody.stderr).toMatch(/^kvpeer: KVPEER_INVALID_ARGUMENT: no-host.invalid has no address .*\n$/);
+  });
+
+  it('reports what came also when the output is full, and leaves zeros where nobody answered', async () => {
+    const full = await pull(
+      '--from',
+      conformance.address,
+      '--keys',
+      keyFile([0]),
+      '--out',
+      '/dev/full',
+      '--json',
+    );
+    expect(full.status).toBe(1);
+    expect(JSON.parse(full.stdout)).toMatchObject({
+      ok: false,
+      loaded: 1,
+      reason: expect.stringMatching('ENOSPC') as string,
+    });
+    const out = join(folder, 'zeros.bin');
+    writeFileSync(out, 'what stood here before');
+    await pull('--from', `127.0.0.1:${await freePort()}`, '--keys', keyFile([0, 1]), '--out', out);
+    expect(readFileSync(out).equals(Buffer.alloc(2 * BLOCK_BYTES))).toBe(true);
+  });
+
+  it('takes blocks of the largest size, and does not print what is no key as it is', async () => {
+    const args = ['--from', `127.0.0.1:${await freePort()}`, '--data-plane', 'none', '--keys', keyFile([0])];
+    const large = await new Promise<Result>((resolve) => {
+      execFile(
+        process.execPath,
+        [`${CLI}/kvpeer.js`, 'pull', ...args, '--block-bytes', '128MiB', '--json'],
+        {
+          env: { ...process.env, KVPEER_SHARDS: '16' },
+        },
+        (error, stdout, stderr) => {
+          resolve({ status: error === null ? 0 : Number(error.code), stdout, stderr });
+        },
+      );
+    });
+    expect(large.stderr).not.toContain('slots for');
+    const file = join(folder, 'binary.txt');
+    writeFileSync(file, '\u001b]0;x\u0007');
+    const { status, stderr } = await pull('--from', vllm.address, '--keys', file);
+    expect(status).toBe(2);
+    expect(stderr).toContain(String.raw`"\u001b]0;x\u0007"`);
+  });
+
+  it.each([
+    ['--count', '-1'],
+    ['--count', '1.5'],
+    ['--count', 'abc'],
+    ['--count', '99999999'],
+    ['--blocks', 'abc'],
+  ])('a conformance peer refuses %s %s by its name', async (flag, value) => {
+    const child = spawn(process.execPath, [`${CLI}/conformance-peer.js`, flag, value], {
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    const stderr = child.stderr.setEncoding('utf8').toArray();
+    const [status] = (await once(child, 'exit')) as [number];
+    expect(status).toBe(2);
+    expect((await stderr).join('')).toContain(`${flag} is "${value}"; it must be a whole number`);
   });
 
   it('leaves a conformance peer that ends on SIGTERM', async () => {

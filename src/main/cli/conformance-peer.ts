@@ -2,15 +2,24 @@
 // A kvpeer that holds the blocks 0 .. N-1 of the conformance set: the other end for tests and benches of any peer.
 
 import { Command, Option } from 'commander';
+import { KvpeerError } from '../errors.js';
 import { createLogger } from '../observe/log.js';
 import { Peer } from '../peer.js';
 import { CONFORMANCE_KEY_BYTES, conformanceBlock, conformanceKeys } from './conformance-set.js';
 import { EXIT_CODES_HELP } from './exit-codes.js';
-import { identityFlags, probeOptions, standardError, type IdentityFlags } from './identity-flags.js';
+import {
+  identityFlags,
+  probeOptions,
+  standardError,
+  wholeNumber,
+  type IdentityFlags,
+} from './identity-flags.js';
 import { runProgram } from './program.js';
 
 /** Blocks that are made between two turns of the event loop. */
 const BATCH = 256;
+/** More than any test needs, and few enough that the pool's bookkeeping fits its mapping. */
+const MAX_COUNT = 10_000_000;
 
 interface Flags extends IdentityFlags {
   readonly count: string;
@@ -33,8 +42,15 @@ for (const option of identityFlags()) command.addOption(option);
 await runProgram(command, process.argv);
 
 async function run({ count, seed, blocks, ...identity }: Flags): Promise<void> {
-  const blockCount = Number(count);
-  const slots = blocks === undefined ? 4 * blockCount + 256 : Number(blocks);
+  const blockCount = wholeNumber('--count', count, MAX_COUNT);
+  const slots =
+    blocks === undefined ? 4 * blockCount + 256 : wholeNumber('--blocks', blocks, 4 * MAX_COUNT + 256);
+  if (slots < blockCount) {
+    throw new KvpeerError(
+      'KVPEER_INVALID_OPTION',
+      `--blocks ${slots} does not hold --count ${blockCount} blocks`,
+    );
+  }
   const options = probeOptions(identity, process.env, {
     keyBytes: CONFORMANCE_KEY_BYTES,
     slots,

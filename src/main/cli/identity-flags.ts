@@ -4,6 +4,8 @@ import { createSocket } from 'node:dgram';
 import { once } from 'node:events';
 import { Option } from 'commander';
 import { destination, type DestinationStream } from 'pino';
+import { KvpeerError } from '../errors.js';
+import { count } from '../options/kinds.js';
 import {
   defaultTextOf,
   flagOf,
@@ -59,20 +61,41 @@ export function probeOptions(
 ): ResolvedOptions {
   const inherited = Object.fromEntries(Object.entries(env).filter(([name]) => !NOT_INHERITED.includes(name)));
   const base = { host: needs.host, port: '0', logLevel: 'warn', ...flags };
-  const { blockBytes, shards } = resolveOptions({ flags: base, env: inherited }).options;
+  // The pool is sized by these two, so any block must fit for now.
+  const anySize = { ...base, poolBytes: String(2 ** 42) };
+  const { blockBytes, shards } = resolveOptions({ flags: anySize, env: inherited }).options;
   // Keys fall into shards by chance: eight standard deviations of room beside each one's share.
   const slots = needs.slots + shards * Math.ceil(8 * Math.sqrt(needs.slots / shards) + 32);
   const sizes = { keyBytes: String(needs.keyBytes), poolBytes: String(slots * blockBytes) };
   return resolveOptions({ flags: { ...base, ...sizes }, env: inherited }).options;
 }
 
-/** The address of this host from which the target is reached, as the kernel routes; nothing is sent. */
+/** A whole number of a flag that only a command has. @throws KVPEER_INVALID_OPTION */
+export function wholeNumber(flag: string, text: string, max: number): number {
+  const { schema, fromText, allowed } = count(0, max);
+  const result = schema.safeParse(fromText(text));
+  if (result.success) return result.data;
+  throw new KvpeerError('KVPEER_INVALID_OPTION', `${flag} is ${JSON.stringify(text)}; it must be ${allowed}`);
+}
+
+/**
+ * The address of this host from which the target is reached, as the kernel routes; nothing is sent.
+ *
+ * @throws KVPEER_INVALID_ARGUMENT when the target has no address, or none that this host can reach
+ */
 export async function addressTowards(host: string, port: number): Promise<string> {
   const socket = createSocket(host.includes(':') ? 'udp6' : 'udp4');
   try {
     socket.connect(port, host);
     await once(socket, 'connect');
     return socket.address().address;
+  } catch (cause) {
+    const code = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    throw new KvpeerError(
+      'KVPEER_INVALID_ARGUMENT',
+      `${host} has no address that this host can reach (${code}); name another host, or give --host`,
+      { cause },
+    );
   } finally {
     socket.close();
   }

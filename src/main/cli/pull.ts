@@ -1,13 +1,16 @@
 // The command `kvpeer pull`: an operator's probe that looks blocks up at one peer, pulls them, and says what came.
 
 import { createHash, randomUUID } from 'node:crypto';
-import { open as openFile, readFile } from 'node:fs/promises';
+import { open as openFile, readFile, type FileHandle } from 'node:fs/promises';
+import { isIP, isIPv6 } from 'node:net';
 import { buffer } from 'node:stream/consumers';
+import { setTimeout as delay } from 'node:timers/promises';
 import { Command, Option } from 'commander';
+import { resolveHost } from '../control/dealer.js';
 import { KvpeerError } from '../errors.js';
 import { createLogger } from '../observe/log.js';
 import { parseHostPort } from '../params/index.js';
-import type { PeerApi, PeerStarter } from '../peer-api.js';
+import type { PeerApi, Connection, PeerStarter } from '../peer-api.js';
 import { EXIT_CODES_HELP, EXIT_FAILED, EXIT_OK } from './exit-codes.js';
 import {
   addressTowards,
@@ -74,30 +77,69 @@ async function pull(flags: PullFlags, start: PeerStarter['start']): Promise<numb
     slots: keys.length,
     host: await addressTowards(source.host, source.port),
   });
+  if (keys.length > options.maxKeys) {
+    throw invalid(`--keys ${file} holds ${keys.length} keys; one list has at most ${options.maxKeys}`);
+  }
+  // Before anything is pulled: what cannot be written would be pulled for nothing.
+  const output = out === undefined ? undefined : await openOutput(out);
   const peer = await start({ ...options, logger: createLogger(options.logLevel, standardError()) });
   try {
-    const report = await pullFrom(peer, { from, source, mode, kvRequestId, keys, out });
+    const report = await pullFrom(peer, { from, source, mode, kvRequestId, keys, output });
     process.stdout.write(json === true ? `${JSON.stringify(report)}\n` : renderPull(report));
     return report.ok ? EXIT_OK : EXIT_FAILED;
   } finally {
     await peer.close({ drainMs: 0 });
+    await output?.close();
   }
+}
+
+interface Source {
+  readonly host: string;
+  readonly port: number;
 }
 
 interface Task {
   readonly from: string;
-  readonly source: { readonly host: string; readonly port: number };
+  readonly source: Source;
   readonly mode: (typeof MODES)[number];
   readonly kvRequestId: string;
   readonly keys: readonly Buffer[];
-  readonly out: string | undefined;
+  readonly output: FileHandle | undefined;
+}
+
+/** How long a peer that was dialled by its address is waited for, before it is looked for under the name. */
+const OTHER_NAME_MS = 2000;
+
+/**
+ * A session belongs to the address by which a peer calls itself, mostly a numeric one: dialled as `localhost`, it calls
+ * back as 127.0.0.1. So a name is dialled by its address; a peer that does call itself by the name has a session of its
+ * own making under that by then.
+ */
+async function connectTo(
+  peer: PeerApi,
+  source: Source,
+): Promise<{ readonly connection: Connection; readonly source: Source }> {
+  const host = isIP(source.host) === 0 ? await resolveHost(source.host) : undefined;
+  if (host === undefined) return { connection: await peer.connect(addressOf(source)), source };
+  const numeric = { host, port: source.port };
+  const dialled = peer.connect(addressOf(numeric)).then((connection) => ({ connection, source: numeric }));
+  const first = await Promise.race([dialled, delay(OTHER_NAME_MS)]);
+  if (first !== undefined) return first;
+  const connection = await peer.connect(addressOf(source));
+  return connection.isReady ? { connection, source } : dialled;
+}
+
+function addressOf({ host, port }: Source): string {
+  return `${isIPv6(host) ? `[${host}]` : host}:${port}`;
 }
 
 async function pullFrom(peer: PeerApi, task: Task): Promise<PullReport> {
-  const { from, source, mode, kvRequestId, keys, out } = task;
+  const { from, mode, kvRequestId, keys, output } = task;
   const base = { from, mode, kvRequestId, blockBytes: peer.blockBytes };
-  const [connection, handshakeMs] = await timed(peer.connect(from));
+  const [{ connection, source }, handshakeMs] = await timed(connectTo(peer, task.source));
   if (!connection.isReady) {
+    const fault = await writeBlocks(output, keys.length, peer.blockBytes, () => undefined);
+    if (fault !== undefined) process.stderr.write(`kvpeer: ${fault}\n`);
     const missed = keys.map((key) => ({ key: key.toString('hex'), promised: false, bytes: 0 }));
     return { ...base, ok: false, reason: connection.reason, handshakeMs, ...summaryOf(missed), keys: missed };
   }
@@ -120,10 +162,10 @@ async function pullFrom(peer: PeerApi, task: Task): Promise<PullReport> {
     return first === undefined ? undefined : load.block(positions.get(first) ?? -1);
   };
   const pulled = keys.map((key, line) => pulledKey(key, hits.has(line), blockAt(line)));
-  if (out !== undefined) await writeBlocks(out, keys.length, peer.blockBytes, blockAt);
+  const fault = await writeBlocks(output, keys.length, peer.blockBytes, blockAt);
   load.release();
   request.finish();
-  const reason = await missReasons(peer);
+  const reason = fault ?? (await missReasons(peer));
   const ok = reason === undefined && pulled.every(({ promised, bytes }) => !promised || bytes > 0);
   return {
     ...base,
@@ -165,22 +207,34 @@ async function missReasons(peer: PeerApi): Promise<string | undefined> {
   return reasons.length === 0 ? undefined : reasons.join(', ');
 }
 
+async function openOutput(file: string): Promise<FileHandle> {
+  try {
+    return await openFile(file, 'w');
+  } catch (error) {
+    throw invalid(
+      `--out ${file} cannot be written: ${error instanceof Error ? error.message : String(error)}`,
+    );
+  }
+}
+
+/** One block after the other. @returns why not all could be written; the report is worth having all the same */
 async function writeBlocks(
-  file: string,
+  output: FileHandle | undefined,
   count: number,
   blockBytes: number,
   blockAt: (line: number) => Uint8Array | undefined,
-): Promise<void> {
+): Promise<string | undefined> {
+  if (output === undefined) return undefined;
   const zeros = new Uint8Array(blockBytes);
-  const handle = await openFile(file, 'w');
   try {
     for (let line = 0; line < count; line++) {
       // A copy: the file system may not read shared memory.
       const block = blockAt(line);
-      await handle.write(block ? Uint8Array.from(block) : zeros, 0, blockBytes, line * blockBytes);
+      await output.writeFile(block ? Uint8Array.from(block) : zeros);
     }
-  } finally {
-    await handle.close();
+    return undefined;
+  } catch (error) {
+    return `--out could not be written: ${error instanceof Error ? error.message : String(error)}`;
   }
 }
 
@@ -200,7 +254,9 @@ function parseKeys(text: string, file: string): readonly Buffer[] {
   if (lines.length === 0) throw invalid(`--keys ${file} holds no key; write one per line in hexadecimal`);
   return lines.map((line, i) => {
     if (!/^(?:[0-9a-f]{2}){1,64}$/i.test(line)) {
-      throw invalid(`key ${i + 1} of ${file} is not 1 to 64 bytes in hexadecimal: ${line.slice(0, 140)}`);
+      throw invalid(
+        `key ${i + 1} of ${file} is not 1 to 64 bytes in hexadecimal: ${JSON.stringify(line.slice(0, 140))}`,
+      );
     }
     if (line.length !== lines[0].length) {
       throw invalid(`key ${i + 1} of ${file} is not as long as the first; all keys of a node are`);

@@ -65,7 +65,7 @@ describe('edits', () => {
     );
   });
 
-  it('refuse exactly what JSON.parse refuses', () => {
+  it('refuse what JSON.parse refuses and numbers that no double can hold, and nothing else', () => {
     fc.assert(
       fc.property(
         object,
@@ -75,7 +75,10 @@ describe('edits', () => {
           const text = JSON.stringify({ a: value });
           const i = at % (text.length + 1);
           const broken = text.slice(0, i) + character + text.slice(i + 1);
-          const isJson = isJsonObject(broken);
+          // The character may have been the point of a number with an exponent of 296.
+          const numbers = broken.replace(/"(?:[^"\\]|\\.)*"/g, '').match(/-?\d[\d.eE+-]*/g) ?? [];
+          const isJson =
+            isJsonObject(broken) && !numbers.some((number) => Math.abs(Number(number)) === Infinity);
           const scan = (): unknown => scanJsonObject(Buffer.from(broken));
           if (isJson) scan();
           else expect(scan).toThrow(JsonFault);

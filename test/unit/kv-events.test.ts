@@ -73,6 +73,31 @@ describe('the catalogue of blocks', () => {
     ]);
   });
 
+  it('does not announce blocks whose descriptions lead back to themselves, and goes on with the others', () => {
+    const catalog = new BlockCatalog(OPTIONS);
+    const block = { ...blockOf(0, 0), parent: hashOf(0, 1) };
+    catalog.describe(hashOf(0, 0), block);
+    catalog.describe(hashOf(0, 1), { ...block, parent: hashOf(0, 0) });
+    catalog.describe(hashOf(0, 2), { ...block, parent: hashOf(0, 2) });
+    for (let i = 0; i < 3; i += 1) catalog.arrived(hashOf(0, i));
+    catalog.describe(hashOf(1, 0), blockOf(1, 0));
+    catalog.arrived(hashOf(1, 0));
+    expect(stored(catalog.takeEvents(100))).toEqual([[nameOf(hashOf(1, 0))]]);
+    expect(catalog.counts()).toMatchObject({ resident: 4, announced: 1, waiting: 3 });
+    for (let i = 0; i < 3; i += 1) catalog.left(hashOf(0, i));
+    expect(catalog.counts()).toMatchObject({ resident: 1, waiting: 0 });
+  });
+
+  it('cuts a run of blocks with many tokens into events of at most 16,384', () => {
+    const catalog = new BlockCatalog(OPTIONS);
+    for (let i = 0; i < 10; i += 1) {
+      catalog.describe(hashOf(0, i), { ...blockOf(0, i), tokenIds: new Uint32Array(4096) });
+      catalog.arrived(hashOf(0, i));
+    }
+    const lengths = stored(catalog.takeEvents(100)).map((hashes) => hashes.length);
+    expect(lengths).toEqual([4, 4, 2]);
+  });
+
   it('forgets the oldest descriptions of absent blocks beyond its bound', () => {
     const catalog = new BlockCatalog({ ...OPTIONS, maxAbsent: 3 });
     for (let chain = 0; chain < 10; chain += 1) catalog.describe(hashOf(chain, 0), blockOf(chain, 0));

@@ -32,8 +32,9 @@ export interface CatalogOptions {
   readonly maxAbsent: number;
 }
 
-/** Blocks of one stored or removed event, at most. */
+/** Blocks of one stored or removed event, at most, and their tokens: what waits for a slow subscriber stays small. */
 const MAX_EVENT_BLOCKS = 256;
+const MAX_EVENT_TOKENS = 16_384;
 
 /**
  * llm-d's router counts stores by hash, drops a block whose parent it does not know, and forgets a hash with its last
@@ -172,6 +173,11 @@ export class BlockCatalog {
         this.#wait(entry, name);
         return;
       }
+      // Descriptions that lead back to themselves are no chain: such a block is never announced.
+      if (chain.length > this.#entries.size) {
+        this.#wait(entry, name);
+        return;
+      }
       // Announced without tokens it has no keys at the router; describe() has withdrawn such a one.
       if (next.isAnnounced) break;
       at = next;
@@ -295,6 +301,7 @@ function runsOf(entries: readonly Entry[]): StoredEvent[] {
     const isNext =
       last !== undefined &&
       run.length < MAX_EVENT_BLOCKS &&
+      (run.length + 1) * block.tokenIds.length <= MAX_EVENT_TOKENS &&
       block.parent !== undefined &&
       block.parent.equals(last.entry.hash) &&
       block.loraName === last.block.loraName &&

@@ -28,8 +28,9 @@ export interface KvEventsParts {
 /** Work of one turn: slots looked at, blocks announced. */
 const SLOTS_PER_TURN = 2048;
 const BLOCKS_PER_TURN = 2048;
-/** A batch is closed when it holds this many blocks. */
+/** A batch is closed when it holds this many blocks, or this many tokens. */
 const BATCH_BLOCKS = 512;
+const BATCH_TOKENS = 16_384;
 /** The group index at the end of a key is no part of the hash. */
 const GROUP_BYTES = 4;
 
@@ -172,18 +173,21 @@ export class KvEvents {
   }
 }
 
-/** Lists of events of about BATCH_BLOCKS blocks. */
+/** Lists of events of about BATCH_BLOCKS blocks and BATCH_TOKENS tokens. */
 function batchesOf(events: readonly KvEvent[]): KvEvent[][] {
   const batches: KvEvent[][] = [];
   let batch: KvEvent[] = [];
   let blockCount = 0;
+  let tokenCount = 0;
   for (const event of events) {
     batch.push(event);
     blockCount += event.kind === 'cleared' ? 0 : event.hashes.length;
-    if (blockCount < BATCH_BLOCKS) continue;
+    tokenCount += event.kind === 'stored' ? event.tokenIds.length * event.tokensPerBlock : 0;
+    if (blockCount < BATCH_BLOCKS && tokenCount < BATCH_TOKENS) continue;
     batches.push(batch);
     batch = [];
     blockCount = 0;
+    tokenCount = 0;
   }
   if (batch.length > 0) batches.push(batch);
   return batches;

@@ -39,6 +39,12 @@ export function registerEventMetrics(registry: Registry, { events, sockets }: No
   );
   counter(
     registry,
+    'kvpeer_kv_events_abandoned_replays_total',
+    'Replays that were not read to their end',
+    () => sockets.abandonedReplayCount,
+  );
+  counter(
+    registry,
     'kvpeer_kv_events_other_groups_total',
     'Blocks of other cache groups than the first, which are not announced',
     () => events.counts.otherGroups,

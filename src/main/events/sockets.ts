@@ -1,13 +1,13 @@
 // The two sockets of KV events: the publisher that every router dials, and the ROUTER that answers replays.
 
 import { isIPv6 } from 'node:net';
-import { setImmediate as nextTurn } from 'node:timers/promises';
 
 import type { Logger } from 'pino';
 import { Context, Router, XPublisher } from 'zeromq';
 
 import { KvpeerError } from '../errors.js';
 import type { NumberedBatch } from './numbering.js';
+import { Replays, sequenceFrame } from './replays.js';
 
 export interface EventSocketsOptions {
   readonly host: string;
@@ -23,20 +23,20 @@ export interface EventSocketsOptions {
   readonly replay: (from: number) => readonly NumberedBatch[];
 }
 
-/** Batches that wait for a subscriber which reads slowly; beyond that it misses some, as with vLLM's publisher. */
-const SEND_HIGH_WATER_MARK = 100_000;
+/**
+ * Batches that wait for a subscriber which reads slowly, and for a client of a replay. Beyond the first a subscriber
+ * misses some, as with vLLM's publisher, and sees the gap in the numbers; beyond the second an answer waits.
+ */
+const SEND_HIGH_WATER_MARK = 10_000;
+const REPLAY_HIGH_WATER_MARK = 256;
+/**
+ * A connection over which nothing was taken for so long ends, and what waits for it is freed: a subscriber that stood
+ * still dials again when it goes on, and is told what is here, by replay or by the numbering that begins again.
+ */
+const UNREAD_MS = 30_000;
 /** Time for what is sent last, when the node closes. */
 const LINGER_MS = 200;
-/** Batches of a replay sent before the event loop gets its turn. */
-const REPLAY_TURN = 256;
-/** Replays answered in a burst, and so many a second: a router asks when it connects and after a gap. */
-const REPLAY_BURST = 64;
-const REPLAYS_PER_SECOND = 4;
 const SUBSCRIBE = 1;
-const SEQUENCE_BYTES = 8;
-/** A number of -1 and an empty payload end a replay. */
-const END_OF_REPLAY = Buffer.alloc(SEQUENCE_BYTES, 0xff);
-const EMPTY = Buffer.alloc(0);
 
 export class EventSockets {
   readonly #options: EventSocketsOptions;
@@ -44,20 +44,24 @@ export class EventSockets {
   /** On the wire a PUB; it also tells when a router subscribes. */
   readonly #publisher: XPublisher;
   readonly #replies: Router | undefined;
+  readonly #replays: Replays | undefined;
   readonly #topic: Buffer;
   readonly #unsent: NumberedBatch[] = [];
   readonly #pumps: Promise<void>[] = [];
   #sending: Promise<void> | undefined;
   #isClosed = false;
-  #replayCount = 0;
-  #refusedReplayCount = 0;
-  #replayTokens = REPLAY_BURST;
-  #refilledMs = performance.now();
 
   constructor(options: EventSocketsOptions) {
     this.#options = options;
     this.#topic = Buffer.from(options.topic);
-    const common = { context: this.#context, ipv6: isIPv6(options.host), tcpKeepalive: 1 };
+    const common = {
+      context: this.#context,
+      ipv6: isIPv6(options.host),
+      tcpKeepalive: 1,
+      tcpMaxRetransmitTimeout: UNREAD_MS,
+      // Never throttled: see control/router.ts on what libzmq 4.3.5 does when a throttled connection breaks.
+      receiveHighWaterMark: 0,
+    };
     this.#publisher = new XPublisher({
       ...common,
       linger: LINGER_MS,
@@ -66,22 +70,30 @@ export class EventSockets {
       maxMessageSize: 1024,
     });
     if (options.replayPort !== undefined) {
-      // Without a limit of its own: a ROUTER drops beyond it in silence, and a replay with a hole counts as none.
+      // A ROUTER drops beyond its mark in silence, and a replay with a hole counts as none: this one says so instead.
       this.#replies = new Router({
         ...common,
         linger: LINGER_MS,
-        sendHighWaterMark: 0,
+        mandatory: true,
+        sendTimeout: 0,
+        sendHighWaterMark: REPLAY_HIGH_WATER_MARK,
         maxMessageSize: 1024,
       });
+      const { log, replay } = options;
+      this.#replays = new Replays(this.#replies, { topic: this.#topic, log, replay });
     }
   }
 
   get replayCount(): number {
-    return this.#replayCount;
+    return this.#replays?.answeredCount ?? 0;
   }
 
   get refusedReplayCount(): number {
-    return this.#refusedReplayCount;
+    return this.#replays?.refusedCount ?? 0;
+  }
+
+  get abandonedReplayCount(): number {
+    return this.#replays?.abandonedCount ?? 0;
   }
 
   /** @returns the bound ports @throws KVPEER_BIND */
@@ -89,10 +101,10 @@ export class EventSockets {
     const { port, replayPort } = this.#options;
     const bound = await this.#bind(this.#publisher, port, '--kv-events-port');
     this.#pumps.push(this.#watchSubscriptions());
-    if (this.#replies === undefined || replayPort === undefined)
+    if (this.#replies === undefined || this.#replays === undefined || replayPort === undefined)
       return { port: bound, replayPort: undefined };
     const boundReplay = await this.#bind(this.#replies, replayPort, '--kv-events-replay-port');
-    this.#pumps.push(this.#answerReplays(this.#replies));
+    this.#pumps.push(this.#replays.run());
     return { port: bound, replayPort: boundReplay };
   }
 
@@ -108,7 +120,7 @@ export class EventSockets {
     this.#isClosed = true;
     this.#publisher.close();
     this.#replies?.close();
-    await Promise.all(this.#pumps);
+    await Promise.all([...this.#pumps, this.#replays?.close()]);
   }
 
   async #bind(socket: XPublisher | Router, port: number, flag: string): Promise<number> {
@@ -144,47 +156,4 @@ export class EventSockets {
       if (frame.length > 0 && frame[0] === SUBSCRIBE) this.#options.onSubscribed();
     }
   }
-
-  async #answerReplays(socket: Router): Promise<void> {
-    for await (const [identity, ...rest] of socket) {
-      const start = rest.at(-1);
-      if (rest.length > 2 || start?.length !== SEQUENCE_BYTES || !this.#mayReplay()) {
-        this.#refusedReplayCount += 1;
-        continue;
-      }
-      this.#replayCount += 1;
-      try {
-        await this.#answer(socket, identity, Number(start.readBigUInt64BE()));
-      } catch (err) {
-        if (this.#isClosed) return;
-        this.#options.log.warn({ err }, 'a replay of KV events could not be sent');
-      }
-    }
-  }
-
-  async #answer(socket: Router, identity: Buffer, from: number): Promise<void> {
-    let count = 0;
-    for (const { sequence, payload } of this.#options.replay(from)) {
-      await socket.send([identity, EMPTY, this.#topic, sequenceFrame(sequence), payload]);
-      count += 1;
-      if (count % REPLAY_TURN === 0) await nextTurn();
-    }
-    await socket.send([identity, EMPTY, EMPTY, END_OF_REPLAY, EMPTY]);
-  }
-
-  #mayReplay(): boolean {
-    const nowMs = performance.now();
-    const refill = ((nowMs - this.#refilledMs) / 1000) * REPLAYS_PER_SECOND;
-    this.#replayTokens = Math.min(REPLAY_BURST, this.#replayTokens + refill);
-    this.#refilledMs = nowMs;
-    if (this.#replayTokens < 1) return false;
-    this.#replayTokens -= 1;
-    return true;
-  }
-}
-
-function sequenceFrame(sequence: number): Buffer {
-  const frame = Buffer.alloc(SEQUENCE_BYTES);
-  frame.writeBigUInt64BE(BigInt(sequence));
-  return frame;
 }

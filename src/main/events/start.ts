@@ -110,6 +110,21 @@ export class NodeEvents {
         `describe: ${tokenIds.length} tokens for ${count} blocks of ${tokensPerBlock}; give the tokens of every block`,
       );
     }
+    for (let t = 0; t < count * tokensPerBlock; t += 1) {
+      const token = tokenIds[t];
+      if (!Number.isInteger(token) || token < 0 || token > MAX_TOKEN_ID) {
+        throw new KvpeerError(
+          'KVPEER_INVALID_ARGUMENT',
+          `describe: token ${t} is ${token}; give whole numbers of 32 bits, as a router reads them`,
+        );
+      }
+    }
+    if (description.parent !== undefined && description.parent.byteLength !== keyBytes) {
+      throw new KvpeerError(
+        'KVPEER_INVALID_ARGUMENT',
+        `describe: a parent of ${description.parent.byteLength} bytes; give its whole key of ${keyBytes}`,
+      );
+    }
     let parent = description.parent === undefined ? undefined : hashOf(description.parent);
     for (let i = 0; i < count; i += 1) {
       const key = keys.subarray(i * keyBytes, (i + 1) * keyBytes);
@@ -151,6 +166,7 @@ export class NodeEvents {
 }
 
 const GROUP_BYTES = 4;
+const MAX_TOKEN_ID = 0xffff_ffff;
 
 function hashOf(key: Uint8Array): Buffer {
   return Buffer.from(key.subarray(0, key.length - GROUP_BYTES));

@@ -3,6 +3,7 @@
 import { blockBytesBench } from './block-bytes.js';
 import { evictionBench } from './eviction.js';
 import { idleBench } from './idle.js';
+import { kvEventsBench } from './kv-events.js';
 import { lookupCpuBench } from './lookup-cpu.js';
 import { lookupRoundTripBench } from './lookup-round-trip.js';
 import { lookupSplitBench } from './lookup-split.js';
@@ -24,6 +25,7 @@ export const SECTIONS: readonly Section[] = [
   memoryBench,
   codecBench,
   ringsBench,
+  kvEventsBench,
   lookupSplitBench,
   lookupCpuBench,
   lookupRoundTripBench,

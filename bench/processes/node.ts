@@ -14,6 +14,8 @@ import { benchKeys, randomKeys } from '../support/keys.js';
 const LOOP_RESOLUTION_MS = 5;
 const STORE_BATCH = 4096;
 const LIST_COUNT = 32;
+/** Of a block, as vLLM's default has it. */
+const TOKENS = 16;
 
 export interface StartedNode {
   readonly address: string;
@@ -21,6 +23,7 @@ export interface StartedNode {
   readonly readyMs: number;
   readonly dataPlane: string;
   readonly transports: string;
+  readonly kvEventsPort: number | undefined;
 }
 
 /** The methods that the parent calls. */
@@ -34,7 +37,11 @@ export class BenchNode {
     this.#peer = await Peer.start({ host: '127.0.0.1', port: 0, logLevel: 'error', ...options });
     const readyMs = performance.now() - startMs;
     const { address, numBlocks, dataPlane } = this.#peer;
-    return { address, numBlocks, readyMs, dataPlane: dataPlane.version, transports: dataPlane.transports };
+    return {
+      ...{ address, numBlocks, readyMs },
+      ...{ dataPlane: dataPlane.version, transports: dataPlane.transports },
+      kvEventsPort: this.#peer.kvEvents?.port,
+    };
   }
 
   /** Stores the blocks with these numbers. */
@@ -42,6 +49,16 @@ export class BenchNode {
     for (let done = 0; done < count; done += STORE_BATCH) {
       const batch = Math.min(STORE_BATCH, count - done);
       await this.#running().content.storeFilled(benchKeys(first + done, batch));
+    }
+  }
+
+  /** The same, with tokens told for KV events: chains of a batch's length. */
+  async storeDescribed(first: number, count: number): Promise<void> {
+    const tokenIds = Uint32Array.from({ length: STORE_BATCH * TOKENS }, (_, i) => (i * 7919) % 150_000);
+    for (let done = 0; done < count; done += STORE_BATCH) {
+      const keys = benchKeys(first + done, Math.min(STORE_BATCH, count - done));
+      this.#running().describe(keys, { tokenIds, tokensPerBlock: TOKENS });
+      await this.#running().content.storeFilled(keys);
     }
   }
 

@@ -111,6 +111,32 @@ describe('KV events of a running peer', () => {
     }
   });
 
+  it('begin again for a late subscriber that does not ask for a replay, and not for one that does', async () => {
+    const peer = await startPeer({ ...EVENTS, kvEventsResubscribeMs: 200 });
+    const { port, replayPort } = portsOf(peer);
+    peer.describe(keysOf(0xa1, 0xa2), { tokenIds: [0, 1, 2, 3, 4, 5, 6, 7], tokensPerBlock: 4 });
+    await peer.store(keysOf(0xa1, 0xa2), new Uint8Array(2 * BLOCK_BYTES));
+    const asking = subscribe(port);
+    await replayFrom(replayPort, 0);
+    await heard(peer, asking);
+    const restarts = async (): Promise<string | undefined> =>
+      /kvpeer_kv_events_restarts_total (\d+)/.exec(await peer.metrics.metrics())?.[1];
+    // Traffic for longer than the time in which subscriptions and requests are compared.
+    const end = performance.now() + 500;
+    while (performance.now() < end) {
+      await peer.store(keysOf(1), new Uint8Array(BLOCK_BYTES));
+      await peer.evict(keysOf(1));
+      await nextTurn();
+    }
+    expect(await restarts()).toBe('0');
+    const late = subscribe(port);
+    await late.until((messages) => messages.some((message) => withoutTime(message).includes(STORED)));
+    expect(withoutTime(late.messages.find(({ sequence }) => sequence === 0n) ?? late.messages[0])).toBe(
+      `93cb9191${CLEARED}`,
+    );
+    expect(await restarts()).toBe('1');
+  });
+
   it('step back to 0 at the bound of the buffer, and a replay from 0 then has what is here', async () => {
     const peer = await startPeer({ ...EVENTS, kvEventsBufferBatches: 16 });
     const { port, replayPort } = portsOf(peer);

@@ -9,6 +9,7 @@ import { splitAdvertise } from '../options.js';
 import { formatHostPort } from '../params/index.js';
 import type { BlockDescription, PackedKeys } from '../peer-api.js';
 import { KvEvents } from './kv-events.js';
+import type { NumberedBatch } from './numbering.js';
 import { ResidencyFeed } from './residency.js';
 import { EventSockets } from './sockets.js';
 
@@ -33,6 +34,8 @@ export class NodeEvents {
   #settling: NodeJS.Timeout | undefined;
   #resubscription: NodeJS.Timeout | undefined;
   #restartedMs = -Infinity;
+  /** Subscriptions less requests from 0, since they were last compared. */
+  #unasked = 0;
 
   /** @throws KVPEER_BIND */
   static async start(parts: NodeEventsParts): Promise<NodeEvents> {
@@ -63,7 +66,7 @@ export class NodeEvents {
       onSubscribed: () => {
         this.#onSubscribed();
       },
-      replay: (from) => this.events.replay(from),
+      replay: (from) => this.#replay(from),
     });
     this.events = new KvEvents(
       {
@@ -152,12 +155,33 @@ export class NodeEvents {
     this.#settling.unref();
   }
 
-  /** Without replay a router that joins late would never hear of what is here: it is told by beginning again. */
+  /**
+   * A router that joins late is told what is here: one with replay asks from 0 when it connects, for the others the
+   * numbering begins again. Which of them a subscriber is shows by whether a request came with it, before or after.
+   */
   #onSubscribed(): void {
-    if (this.#options.kvEventsReplayPort !== 'off' || this.#resubscription !== undefined) return;
-    const waitMs = Math.max(0, this.#restartedMs + this.#options.kvEventsResubscribeMs - performance.now());
+    this.#unasked += 1;
+    this.#judgeLater();
+  }
+
+  #replay(from: number): readonly NumberedBatch[] {
+    if (from === 0) {
+      this.#unasked -= 1;
+      this.#judgeLater();
+    }
+    return this.events.replay(from);
+  }
+
+  #judgeLater(): void {
+    if (this.#resubscription !== undefined) return;
+    const { kvEventsReplayPort, kvEventsResubscribeMs } = this.#options;
+    const sinceRestart = this.#restartedMs + kvEventsResubscribeMs - performance.now();
+    const waitMs = kvEventsReplayPort === 'off' ? Math.max(0, sinceRestart) : kvEventsResubscribeMs;
     this.#resubscription = setTimeout(() => {
       this.#resubscription = undefined;
+      const isUntold = this.#unasked > 0;
+      this.#unasked = 0;
+      if (!isUntold) return;
       this.#restartedMs = performance.now();
       this.events.restart();
     }, waitMs);

@@ -244,7 +244,7 @@ export const OPTION_TABLE = {
   kvEventsResubscribeMs: kvEvents(
     milliseconds(),
     5_000,
-    'without replay: a new subscriber makes the numbering begin again, at most this often',
+    'a new subscriber that does not ask for a replay makes the numbering begin again, at most this often',
   ),
 
   handshakeMs: peerTime(milliseconds(), 30_000, 'time for a handshake', RULE_4),

@@ -3,16 +3,15 @@
 import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
-import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 
-import { afterEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeAll, describe, expect, it } from 'vitest';
 
 import { BlockHasher } from '../../src/main/hashes/index.js';
 import type { PeerOptions } from '../../src/main/options.js';
 import { Peer } from '../../src/main/peer.js';
-import { conformanceFolder, conformancePython } from './support/environment.js';
 import { freePort } from '../helpers/free-port.js';
+import { CHECK_EVENTS, kvEventsPython } from '../helpers/kv-events-harness.js';
 
 const BLOCK_BYTES = 4096;
 const TOKENS = 16;
@@ -38,9 +37,9 @@ class Listener {
   constructor(port: number, replayPort: number | undefined) {
     const replay = replayPort === undefined ? [] : ['--replay', `tcp://127.0.0.1:${replayPort}`];
     this.process = spawn(
-      conformancePython(),
+      python,
       [
-        join(conformanceFolder(), 'kvevents', 'check_events.py'),
+        CHECK_EVENTS ?? '',
         ...['listen', '--strict', '--block-size', String(TOKENS), '--max-seconds', '80'],
         ...['--connect', `tcp://127.0.0.1:${port}`, ...replay],
       ],
@@ -77,6 +76,12 @@ class Listener {
     return status;
   }
 }
+
+let python = '';
+beforeAll(() => {
+  if (CHECK_EVENTS === undefined) console.warn('no ../shared/conformance/kvevents: no router is run here');
+  else python = kvEventsPython();
+});
 
 const running = new Set<Listener>();
 const peers = new Set<Peer>();
@@ -171,48 +176,85 @@ async function flush(peer: Peer, listeners: readonly Listener[]): Promise<Prompt
   return marker;
 }
 
-describe.each([{ hasReplay: true }, { hasReplay: false }])('with replay: $hasReplay', ({ hasReplay }) => {
-  const replayOf = (port: number): number | 'off' => (hasReplay ? port : 'off');
+describe.skipIf(CHECK_EVENTS === undefined).each([{ hasReplay: true }, { hasReplay: false }])(
+  'with replay: $hasReplay',
+  ({ hasReplay }) => {
+    const replayOf = (port: number): number | 'off' => (hasReplay ? port : 'off');
 
-  it('nothing is lost through stores, evictions, a restart of the numbering, of the peer, and a late subscriber', async () => {
+    it('nothing is lost through stores, evictions, a restart of the numbering, of the peer, and a late subscriber', async () => {
+      const [port, replayPort] = [await freePort(), await freePort()];
+      const options = {
+        kvEventsPort: port,
+        kvEventsReplayPort: replayOf(replayPort),
+        kvEventsBufferBatches: 40,
+        kvEventsSettleMs: 1500,
+        kvEventsResubscribeMs: 100,
+      } as const satisfies PeerOptions;
+      const prompts = await hashed(promptsOf(60, 12));
+      const peer = await startPeer(options);
+      const early = new Listener(port, hasReplay ? replayPort : undefined);
+      await early.until((lines) => lines.some(({ event, seq }) => event === 'message' && seq === 0));
+
+      // 60 prompts of 12 blocks in 128 slots: most are evicted again, and the numbering reaches its bound.
+      for (const prompt of prompts) await store(peer, prompt);
+      const gone = prompts[prompts.length - 1].keys.subarray(0, 4 * peer.keyBytes);
+      expect(await peer.evict(gone)).toBe(4);
+      const marker = await flush(peer, [early]);
+      expect(peer.stats().evictions).toBeGreaterThan(100);
+      expect(await expectIndexIsResidency(early, peer, [...prompts, marker])).toBeGreaterThan(100);
+      expect(early.lines.filter(({ event }) => event === 'message').length).toBeGreaterThan(50);
+
+      // A subscriber that joins late has the same.
+      const late = new Listener(port, hasReplay ? replayPort : undefined);
+      await late.until((lines) => lines.some(({ events }) => events?.includes('Stored') === true));
+      const second = await flush(peer, [early, late]);
+      expect(await expectIndexIsResidency(late, peer, [...prompts, marker, second])).toBeGreaterThan(100);
+
+      // Another process at the same address: both forget what the first had.
+      peers.delete(peer);
+      await peer.close({ drainMs: 0 });
+      const successor = await startPeer(options);
+      for (const prompt of prompts.slice(0, 5)) await store(successor, prompt);
+      const third = await flush(successor, [early, late]);
+      const left = await expectIndexIsResidency(early, successor, [...prompts, marker, second, third]);
+      expect(left).toBeLessThanOrEqual(successor.numBlocks);
+      expect(await expectIndexIsResidency(late, successor, [...prompts, marker, second, third])).toBe(left);
+
+      expect([await early.stop(), await late.stop()]).toEqual([0, 0]);
+    });
+  },
+);
+
+describe.skipIf(CHECK_EVENTS === undefined)('with replay offered', () => {
+  it('routers with and without it, one of which stands still for a while, both know what is here through renumberings', async () => {
     const [port, replayPort] = [await freePort(), await freePort()];
-    const options = {
+    const peer = await startPeer({
       kvEventsPort: port,
-      kvEventsReplayPort: replayOf(replayPort),
-      kvEventsBufferBatches: 40,
-      kvEventsSettleMs: 1500,
-      kvEventsResubscribeMs: 100,
-    } as const satisfies PeerOptions;
-    const prompts = await hashed(promptsOf(60, 12));
-    const peer = await startPeer(options);
-    const early = new Listener(port, hasReplay ? replayPort : undefined);
-    await early.until((lines) => lines.some(({ event, seq }) => event === 'message' && seq === 0));
-
-    // 60 prompts of 12 blocks in 128 slots: most are evicted again, and the numbering reaches its bound.
-    for (const prompt of prompts) await store(peer, prompt);
-    const gone = prompts[prompts.length - 1].keys.subarray(0, 4 * peer.keyBytes);
-    expect(await peer.evict(gone)).toBe(4);
-    const marker = await flush(peer, [early]);
-    expect(peer.stats().evictions).toBeGreaterThan(100);
-    expect(await expectIndexIsResidency(early, peer, [...prompts, marker])).toBeGreaterThan(100);
-    expect(early.lines.filter(({ event }) => event === 'message').length).toBeGreaterThan(50);
-
-    // A subscriber that joins late has the same.
-    const late = new Listener(port, hasReplay ? replayPort : undefined);
-    await late.until((lines) => lines.some(({ events }) => events?.includes('Stored') === true));
-    const second = await flush(peer, [early, late]);
-    expect(await expectIndexIsResidency(late, peer, [...prompts, marker, second])).toBeGreaterThan(100);
-
-    // Another process at the same address: both forget what the first had.
-    peers.delete(peer);
-    await peer.close({ drainMs: 0 });
-    const successor = await startPeer(options);
-    for (const prompt of prompts.slice(0, 5)) await store(successor, prompt);
-    const third = await flush(successor, [early, late]);
-    const left = await expectIndexIsResidency(early, successor, [...prompts, marker, second, third]);
-    expect(left).toBeLessThanOrEqual(successor.numBlocks);
-    expect(await expectIndexIsResidency(late, successor, [...prompts, marker, second, third])).toBe(left);
-
-    expect([await early.stop(), await late.stop()]).toEqual([0, 0]);
+      kvEventsReplayPort: replayPort,
+      kvEventsBufferBatches: 16,
+      kvEventsSettleMs: 60_000,
+      kvEventsResubscribeMs: 300,
+    });
+    const prompts = await hashed(promptsOf(240, 12));
+    await store(peer, prompts[0]);
+    const listeners = [new Listener(port, replayPort), new Listener(port, undefined)];
+    // The second hears of what was there before it only when the numbering begins again.
+    for (const listener of listeners) {
+      await listener.until((lines) => lines.some(({ events }) => events?.includes('Stored') === true));
+    }
+    for (const [i, prompt] of prompts.entries()) {
+      if (i === 60) listeners[0].process.kill('SIGSTOP');
+      if (i === 180) listeners[0].process.kill('SIGCONT');
+      await store(peer, prompt);
+      if (i % 5 === 0) await peer.evict(prompt.keys.subarray(0, 3 * peer.keyBytes));
+    }
+    const marker = await flush(peer, listeners);
+    const metrics = await peer.metrics.metrics();
+    expect(Number(/kvpeer_kv_events_restarts_total (\d+)/.exec(metrics)?.[1])).toBeGreaterThan(3);
+    const known = [...prompts, marker];
+    const held = await expectIndexIsResidency(listeners[0], peer, known);
+    expect(held).toBeGreaterThan(100);
+    expect(await expectIndexIsResidency(listeners[1], peer, known)).toBe(held);
+    expect(await Promise.all(listeners.map((listener) => listener.stop()))).toEqual([0, 0]);
   });
 });

@@ -132,6 +132,61 @@ describe('an envelope', () => {
     expect(ignored).toEqual(['block-hash']);
   });
 
+  test.each([
+    ['9007199254740991', 9_007_199_254_740_991n],
+    ['9007199254740992', 9_007_199_254_740_992n],
+    ['9007199254740993', 9_007_199_254_740_993n],
+    ['9223372036854775808', 9_223_372_036_854_775_808n],
+    ['18446744073709551615', MAX],
+    ['1.0', 1n],
+    ['5e0', 5n],
+    ['-0', 0n],
+    ['18446744073709551616', undefined],
+    ['99999999999999999999', undefined],
+    ['100000000000000000000000000000', undefined],
+    ['1e19', undefined],
+    ['9007199254740991.4', undefined],
+    ['1.00000000000000000001', undefined],
+    ['0.5', undefined],
+    ['-1', undefined],
+    ['-18446744073709551615', undefined],
+    ['"1"', undefined],
+    ['"0x1"', undefined],
+    ['[1]', undefined],
+    ['null', undefined],
+  ])('as JSON text reads the block hash %s exactly, or leaves it out', (text, hash) => {
+    const { fetches, ignored } = read(
+      `{"protocol_version":"0.1","actions":[{"action_type":"kv.fetch","action_version":"1.0","payload":` +
+        `{"source_control_endpoint":"tcp://h:1","block_hashes":[${text},7]}}]}`,
+    );
+    expect(fetches).toEqual([{ host: 'h', port: 1, hashes: hash === undefined ? [7n] : [hash, 7n] }]);
+    expect(ignored).toEqual(hash === undefined ? ['block-hash'] : []);
+  });
+
+  test('as JSON text keeps every unsigned 64-bit integer', () => {
+    fc.assert(
+      fc.property(fc.array(fc.bigInt({ min: 0n, max: MAX }), { minLength: 1 }), (hashes) => {
+        const text = `{"protocol_version":"0.1","actions":[{"action_type":"kv.fetch","action_version":"1.0","payload":{"source_control_endpoint":"tcp://h:1","block_hashes":[${hashes.join()}]}}]}`;
+        expect(read(text)).toEqual({ fetches: [{ host: 'h', port: 1, hashes }], ignored: [] });
+      }),
+    );
+  });
+
+  test('with getters or proxies that throw is ignored and counted', () => {
+    const get = (): never => {
+      throw new Error('no');
+    };
+    const { proxy, revoke } = Proxy.revocable({}, {});
+    revoke();
+    const values: unknown[] = [
+      Object.defineProperty({}, 'protocol_version', { enumerable: true, get }),
+      new Proxy(envelopeOf(fetchOf()), { get, getOwnPropertyDescriptor: get }),
+      proxy,
+      envelopeOf(fetchOf({ block_hashes: new Proxy([1], { get }) })),
+    ];
+    for (const value of values) expect(read(value)).toEqual({ fetches: [], ignored: ['malformed'] });
+  });
+
   test('counts fields that it does not know, and uses the rest', () => {
     const { fetches, ignored } = read({ ...envelopeOf(fetchOf({ x: 1 }, { y: 2 })), z: 3 });
     expect(fetches).toHaveLength(1);
@@ -235,6 +290,16 @@ describe('params', () => {
     }
   });
 
+  test('with more hashes of one source than a list may have use as many, and the rest is counted', () => {
+    const hashes = Array.from({ length: 40_000 }, (_, i) => i);
+    const { params, ignored } = hinted(
+      undefined,
+      envelopeOf(fetchOf({ block_hashes: hashes }), fetchOf({ block_hashes: hashes.map((i) => i + 40_000) })),
+    );
+    expect(params.remoteKvSource?.[0].filter?.size).toBe(65_536);
+    expect(ignored).toEqual(['too-large']);
+  });
+
   test('get no source that is denied, is the node itself, or is one too many', () => {
     const others = Array.from({ length: 9 }, (_, i) => fetchOf({ source_control_endpoint: `tcp://n${i}:1` }));
     const { params, ignored } = hinted(
@@ -270,6 +335,20 @@ describe('the filter', () => {
         }
       }),
     );
+  });
+
+  test('finds a hash that it was given more than once', () => {
+    const filter = new HashFilter(BigUint64Array.of(5n, MAX, 5n, 5n, MAX));
+    const key = Buffer.alloc(12);
+    for (const [hash, isIn] of [
+      [5n, true],
+      [MAX, true],
+      [4n, false],
+      [6n, false],
+    ] as const) {
+      key.writeBigUInt64BE(hash);
+      expect(filter.has(key, 0, 12)).toBe(isIn);
+    }
   });
 
   test('pads a hash that is shorter than eight bytes in front', () => {

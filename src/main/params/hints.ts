@@ -1,6 +1,6 @@
 // kv_hints, the envelope that KV routers send beside kv_transfer_params: read with patience, and turned into sources.
 
-import { parse } from 'lossless-json';
+import { isSafeNumber, parse } from 'lossless-json';
 
 import { isSameAddress, parseHostPort } from './address.js';
 import { isFields, type Fields } from './findings.js';
@@ -60,6 +60,8 @@ export function parseHintsJson(text: string): unknown {
 
 function parseNumber(text: string): number | bigint {
   const value = Number(text);
+  // 9007199254740991.4 and 1.00000000000000000001 are no integers, but their nearest doubles are.
+  if (/[.eE]/.test(text)) return Number.isSafeInteger(value) && !isSafeNumber(text) ? NaN : value;
   // 20 digits hold every unsigned 64-bit integer; the time to read an integer grows with the square of its length.
   return Number.isSafeInteger(value) || !/^\d{1,20}$/.test(text) ? value : BigInt(text);
 }
@@ -70,6 +72,16 @@ function parseNumber(text: string): number | bigint {
  * @param value the `kv_hints` of a request: parsed, with integers beyond 2^53 as bigint, or JSON text as string or bytes
  */
 export function readHints(value: unknown, ignored: CountIgnoredHint): readonly FetchHint[] {
+  try {
+    return readEnvelope(value, ignored);
+  } catch {
+    // A getter or a proxy of the caller's that throws.
+    ignored('malformed');
+    return [];
+  }
+}
+
+function readEnvelope(value: unknown, ignored: CountIgnoredHint): readonly FetchHint[] {
   const envelope =
     typeof value === 'string' || value instanceof Uint8Array ? readText(value, ignored) : value;
   if (envelope === undefined) return [];
@@ -193,8 +205,11 @@ function mergeSources(fetches: readonly FetchHint[], rules: HintRules): readonly
   for (const { host, port, hashes } of fetches) {
     const address = { host, port };
     const known = merged.find((source) => isSameAddress(source.address, address));
-    if (known !== undefined) known.hashes.push(...hashes.slice(0, MAX_HASHES - known.hashes.length));
-    else if (rules.self?.some((own) => isSameAddress(own, address)) === true) rules.ignored('self');
+    if (known !== undefined) {
+      const room = MAX_HASHES - known.hashes.length;
+      if (hashes.length > room) rules.ignored('too-large');
+      known.hashes.push(...hashes.slice(0, room));
+    } else if (rules.self?.some((own) => isSameAddress(own, address)) === true) rules.ignored('self');
     else if (rules.allows?.(host, port) === false) rules.ignored('endpoint-denied');
     else if (merged.length === MAX_SOURCES) rules.ignored('too-many-sources');
     else merged.push({ address, hashes: [...hashes] });

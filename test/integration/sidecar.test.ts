@@ -289,6 +289,26 @@ describe('what clients write into kv_transfer_params', () => {
     const illegal = await post(CHAT, '{"kv_transfer_params":[1]}');
     expect(illegal.status).toBe(400);
     expect(decoder.legs).toHaveLength(1);
+    const huge = `{"kv_transfer_params":{"x":"${'y'.repeat(1 << 20)}"}}`;
+    expect((await post(CHAT, huge)).text).toContain('kv_transfer_params have more than 1048576 bytes');
+  });
+});
+
+describe('params of other connectors that a trusted client wrote', () => {
+  it('keep every byte and every digit beside the roles', async () => {
+    await restart({ trustClientParams: true });
+    const others =
+      '"max_offload_tokens" : 9007199254740993, "remote_block_ids":[12345678901234567890, 1.0,1e3]';
+    const source = '"remote_kv_source":{"remote_port":7,"remote_host":"h","kv_request_id":"i"}';
+    const canonical = '"remote_kv_source":{"kv_request_id":"i","remote_host":"h","remote_port":7}';
+    await post(CHAT, `{"kv_transfer_params":{ ${others},${source},"__proto__":{"a":1} }}`);
+    expect(bodyOf(decoder.legs[0])).toBe(
+      `{"kv_transfer_params":{ ${others},${canonical},"__proto__":{"a":1} }}`,
+    );
+    const inside = (params: string): string =>
+      `{"token_ids":[1],"sampling_params":{"extra_args":{"kv_transfer_params":{${params}}}}}`;
+    await post('/inference/v1/generate', inside(`${source},${others}`));
+    expect(bodyOf(decoder.legs[1])).toBe(inside(`${canonical},${others}`));
   });
 });
 
@@ -342,13 +362,28 @@ describe('bodies', () => {
     expect((await post(CHAT, '['.repeat(20_000), FROM_SOURCE)).status).toBe(400);
   });
 
-  it('passes a 64 MiB body to the model server, cut nowhere', async () => {
+  function largeBody(): Buffer {
     const body = Buffer.alloc(64 << 20, 0x61);
     body.write('{"p":"');
     body.write('"}', body.length - 2);
+    return body;
+  }
+
+  it('passes a 64 MiB body to the model server, cut nowhere', async () => {
+    const body = largeBody();
     await post(CHAT, body);
     expect(only(decoder).body.equals(body)).toBe(true);
     expect(only(decoder).headers['content-length']).toBe(String(body.length));
+  });
+
+  it('rewrites a 64 MiB body for both legs, and nothing of it but the end', async () => {
+    const body = largeBody();
+    await post(CHAT, body, viaPrefiller());
+    for (const leg of [only(prefiller), only(decoder)]) {
+      expect(leg.headers['content-length']).toBe(String(leg.body.length));
+      expect(leg.body.subarray(0, body.length - 1).equals(body.subarray(0, -1))).toBe(true);
+      expect(leg.body.subarray(body.length - 1).toString()).toMatch(/^,.*"kv_transfer_params":\{.*\}\}$/);
+    }
   });
 });
 

@@ -2,15 +2,16 @@
 
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { Body } from '../../src/main/sidecar/body.js';
 import { editJson, type JsonEdit } from '../../src/main/sidecar/json-edit.js';
-import { JsonFault, scanJsonObject } from '../../src/main/sidecar/json-scan.js';
+import { JsonFault, JsonScan, scanJsonObject, type JsonObject } from '../../src/main/sidecar/json-scan.js';
 import { ParamsFilter, UnreadableBody } from '../../src/main/sidecar/params-filter.js';
 
 const REMOVE: JsonEdit = { kind: 'remove' };
 
 function edited(text: string, edits: readonly (readonly [string, JsonEdit])[]): string {
   const bytes = Buffer.from(text);
-  return editJson(bytes, scanJsonObject(bytes), new Map(edits)).toString();
+  return Buffer.concat(editJson(Body.of(bytes), scanJsonObject(bytes), new Map(edits))).toString();
 }
 
 function filtered(text: string, cuts: readonly number[] = []): string {
@@ -84,6 +85,60 @@ describe('edits', () => {
           else expect(scan).toThrow(JsonFault);
         },
       ),
+    );
+  });
+});
+
+/** The same text in pieces: what is found, or what is said to be wrong. */
+function scanned(text: string, cuts: readonly number[]): JsonObject | string {
+  const bytes = Buffer.from(text);
+  const ends = [...new Set(cuts.map((cut) => cut % (bytes.length + 1)))].sort((a, b) => a - b);
+  const scan = new JsonScan();
+  let from = 0;
+  try {
+    for (const end of [...ends, bytes.length]) {
+      scan.push(bytes.subarray(from, end));
+      from = end;
+    }
+    return scan.end();
+  } catch (error) {
+    return error instanceof JsonFault ? error.message : String(error);
+  }
+}
+
+describe('a scan in pieces', () => {
+  it('finds what a scan of the whole finds, or the same fault', () => {
+    const cuts = fc.array(fc.nat(), { maxLength: 8 });
+    fc.assert(
+      fc.property(object, spaces, cuts, fc.nat(), fc.boolean(), (value, space, at, broken, isBroken) => {
+        const whole = JSON.stringify(
+          {
+            ...value,
+            sampling_params: { extra_args: value, n: [1e300, -0.5, 'x\\"\u2028'] },
+            vllm_xargs: value,
+          },
+          null,
+          space,
+        );
+        const i = broken % whole.length;
+        const text = isBroken ? whole.slice(0, i) + whole.slice(i + 1) : whole;
+        expect(scanned(text, at)).toEqual(scanned(text, []));
+      }),
+    );
+  });
+
+  it('finds the same wherever it is cut', () => {
+    const text = String.raw`{"a\u0062":-1.5e+3,"sampling_params" :{ "extra_args":{"é":[true,null,"\ud800"]}},"":false}`;
+    const whole = scanned(text, []);
+    expect(whole).toMatchObject({ members: [{ key: 'ab' }, { object: { members: [{}] } }, { key: '' }] });
+    for (let cut = 0; cut < Buffer.byteLength(text); cut++) expect(scanned(text, [cut])).toEqual(whole);
+  });
+
+  it('says where a text is wrong, counted from the beginning of the body', () => {
+    expect(scanned('{"a":1,}', [3, 6])).toBe('byte 7 is wrong: a key in double quotes was expected');
+    expect(scanned('{"a":', [3])).toBe('the text ends: a value was expected');
+    expect(scanned(`{"a":${'9'.repeat(10_000)}}`, [500])).toBe(
+      'a number at byte 5 is beyond what a double holds',
     );
   });
 });

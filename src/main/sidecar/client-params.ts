@@ -3,8 +3,9 @@
 import { canonicalParams } from '../params/build.js';
 import { parseParams } from '../params/parse.js';
 import { formatIssue, type KvTransferParams, type ParamsIssue } from '../params/types.js';
-import type { JsonEdit } from './json-edit.js';
-import { nestedObject, type JsonMember, type JsonObject } from './json-scan.js';
+import { editJson, type JsonEdit } from './json-edit.js';
+import { Body } from './body.js';
+import { JsonFault, scanJsonObject, type JsonMember, type JsonObject } from './json-scan.js';
 import type { InferenceApi } from './routes.js';
 
 /** The client's params are not legal: a 400 with every finding. */
@@ -37,13 +38,13 @@ const UNCHECKED: readonly [string, JsonEdit] = [
  *
  * @throws ClientParamsFault
  */
-export function clientEdits(body: Buffer, object: JsonObject, api: InferenceApi): ClientEdits {
+export function clientEdits(body: Body, object: JsonObject, api: InferenceApi): ClientEdits {
   const edits = new Map<string, JsonEdit>([UNCHECKED]);
   const top = readMember(body, find(object, 'kv_transfer_params'));
-  if (top !== undefined) edits.set('kv_transfer_params', { kind: 'set', json: JSON.stringify(top) });
-  const inside = api === 'generate' ? readMember(body, findInside(body, object)) : undefined;
+  if (top !== undefined) edits.set('kv_transfer_params', { kind: 'set', json: top.json });
+  const inside = api === 'generate' ? readMember(body, findInside(object)) : undefined;
   if (inside !== undefined) {
-    const edit: JsonEdit = { kind: 'set', json: JSON.stringify(inside) };
+    const edit: JsonEdit = { kind: 'set', json: inside.json };
     const extraArgs: JsonEdit = {
       kind: 'inside',
       edits: new Map([['kv_transfer_params', edit]]),
@@ -55,7 +56,7 @@ export function clientEdits(body: Buffer, object: JsonObject, api: InferenceApi)
       isMade: false,
     });
   }
-  return { edits, params: top ?? inside };
+  return { edits, params: top?.params ?? inside?.params };
 }
 
 /** Of a repeated key the last member counts, as in the engines' parsers. */
@@ -63,19 +64,43 @@ function find(object: JsonObject | undefined, key: string): JsonMember | undefin
   return object?.members.findLast((member) => member.key === key);
 }
 
-function findInside(body: Buffer, object: JsonObject): JsonMember | undefined {
-  const within = (outer: JsonObject | undefined, key: string): JsonObject | undefined => {
-    const member = find(outer, key);
-    return member === undefined ? undefined : nestedObject(body, member);
-  };
-  return find(within(within(object, 'sampling_params'), 'extra_args'), 'kv_transfer_params');
+function findInside(object: JsonObject): JsonMember | undefined {
+  const samplingParams = find(object, 'sampling_params')?.object;
+  return find(find(samplingParams, 'extra_args')?.object, 'kv_transfer_params');
 }
 
-function readMember(body: Buffer, member: JsonMember | undefined): Record<string, unknown> | undefined {
-  if (member === undefined) return undefined;
-  const value: unknown = JSON.parse(body.toString('utf8', member.valueStart, member.valueEnd));
-  return value === null ? undefined : canonicalParams(checked(value));
+/** Params of one place. */
+interface ReadParams {
+  readonly params: Record<string, unknown>;
+  readonly json: string;
 }
+
+/** Far more than eight sources and the block ids of other connectors need; longer ones are not parsed. */
+const MAX_PARAMS_BYTES = 1 << 20;
+
+function readMember(body: Body, member: JsonMember | undefined): ReadParams | undefined {
+  if (member === undefined) return undefined;
+  const { valueStart, valueEnd } = member;
+  if (valueEnd - valueStart > MAX_PARAMS_BYTES) {
+    throw new JsonFault(`kv_transfer_params have more than ${MAX_PARAMS_BYTES} bytes; send fewer`);
+  }
+  const bytes = body.slice(valueStart, valueEnd);
+  const value: unknown = JSON.parse(bytes.toString('utf8'));
+  if (value === null) return undefined;
+  const params = canonicalParams(checked(value));
+  return { params, json: canonicalText(bytes, params) };
+}
+
+/** The roles in canonical form; what is there for other connectors stays byte for byte, with every digit. */
+function canonicalText(bytes: Buffer, params: Record<string, unknown>): string {
+  const roles = ROLES.filter((role) => Object.hasOwn(params, role));
+  const edits = new Map<string, JsonEdit>(
+    roles.map((role) => [role, { kind: 'set', json: JSON.stringify(params[role]) }]),
+  );
+  return Buffer.concat(editJson(Body.of(bytes), scanJsonObject(bytes), edits)).toString('utf8');
+}
+
+const ROLES = ['remote_decoder', 'remote_prefiller', 'remote_kv_source'];
 
 function checked(value: unknown): KvTransferParams {
   const result = parseParams(value, { connector: 'multi' });

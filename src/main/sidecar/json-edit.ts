@@ -1,6 +1,7 @@
 // Changes members of a JSON object in its bytes: whatever is not named stays as it was, byte for byte.
 
-import { nestedObject, type JsonMember, type JsonObject } from './json-scan.js';
+import type { Body } from './body.js';
+import type { JsonMember, JsonObject } from './json-scan.js';
 
 /** What happens to the members of one key. */
 export type JsonEdit =
@@ -9,27 +10,27 @@ export type JsonEdit =
   /** As `set`, only where the key is there. */
   | { readonly kind: 'replace'; readonly json: string }
   | { readonly kind: 'remove' }
-  /** Edits the object that is its value. A missing one (or null) is made when `isMade`. */
+  /** Edits the object that is its value, one that the scan looks into. A missing one (or null) is made when `isMade`. */
   | { readonly kind: 'inside'; readonly edits: JsonEdits; readonly isMade: boolean };
 
 /** By key. All members of a repeated key are edited: parsers differ in which of them counts. */
 export type JsonEdits = ReadonlyMap<string, JsonEdit>;
 
-/** @param object as `scanJsonObject` found it in `bytes` @returns new bytes of the whole text */
-export function editJson(bytes: Buffer, object: JsonObject, edits: JsonEdits): Buffer {
-  const pieces: Buffer[] = [bytes.subarray(0, object.start)];
-  editObject(bytes, object, edits, pieces);
-  pieces.push(bytes.subarray(object.end));
-  return Buffer.concat(pieces);
+/** @param object as the scan found it in `body` @returns the new text, in pieces that are borrowed from `body` or new */
+export function editJson(body: Body, object: JsonObject, edits: JsonEdits): Buffer[] {
+  const pieces = body.pieces(0, object.start);
+  editObject(body, object, edits, pieces);
+  for (const piece of body.pieces(object.end)) pieces.push(piece);
+  return pieces;
 }
 
-function editObject(bytes: Buffer, object: JsonObject, edits: JsonEdits, pieces: Buffer[]): void {
+function editObject(body: Body, object: JsonObject, edits: JsonEdits, pieces: Buffer[]): void {
   const { members } = object;
   const absent = new Map(edits);
   let cursor = object.start;
   let hasKept = false;
   const copyTo = (end: number, next: number): void => {
-    if (end > cursor) pieces.push(bytes.subarray(cursor, end));
+    for (const piece of body.pieces(cursor, end)) pieces.push(piece);
     cursor = next;
   };
   for (const [i, member] of members.entries()) {
@@ -46,7 +47,7 @@ function editObject(bytes: Buffer, object: JsonObject, edits: JsonEdits, pieces:
     hasKept = true;
     if (edit === undefined) continue;
     copyTo(member.valueStart, member.valueEnd);
-    if (edit.kind === 'inside') editInside(bytes, member, edit, pieces);
+    if (edit.kind === 'inside') editInside(body, member, edit, pieces);
     else pieces.push(Buffer.from(edit.json));
   }
   const added = addedMembers(absent);
@@ -56,22 +57,22 @@ function editObject(bytes: Buffer, object: JsonObject, edits: JsonEdits, pieces:
 }
 
 function editInside(
-  bytes: Buffer,
+  body: Body,
   member: JsonMember,
   edit: JsonEdit & { readonly kind: 'inside' },
   pieces: Buffer[],
 ): void {
-  const object = nestedObject(bytes, member);
+  const { object, valueStart, valueEnd } = member;
   if (object !== undefined) {
-    editObject(bytes, object, edit.edits, pieces);
+    editObject(body, object, edit.edits, pieces);
     return;
   }
-  const value = bytes.subarray(member.valueStart, member.valueEnd);
-  const isMade = edit.isMade && value.equals(NULL);
-  pieces.push(isMade ? Buffer.from(`{${addedMembers(edit.edits)}}`) : value);
+  const isNull = valueEnd - valueStart === NULL.length && body.text(valueStart, valueEnd) === NULL;
+  if (isNull && edit.isMade) pieces.push(Buffer.from(`{${addedMembers(edit.edits)}}`));
+  else for (const piece of body.pieces(valueStart, valueEnd)) pieces.push(piece);
 }
 
-const NULL = Buffer.from('null');
+const NULL = 'null';
 
 function addedMembers(edits: JsonEdits): string {
   const added: string[] = [];

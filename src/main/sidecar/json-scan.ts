@@ -1,4 +1,4 @@
-// Finds the members of a JSON object in its bytes, without decoding anything that is not asked for.
+// Finds the members of a JSON object in its bytes as they arrive, without decoding anything that is not asked for.
 
 /** Nesting that upstream still reads. */
 const MAX_DEPTH = 10_000;
@@ -6,6 +6,10 @@ const MAX_DEPTH = 10_000;
 const MAX_MEMBERS = 16_384;
 /** The shortest number without an exponent that no double can hold has 309 digits. */
 const LONG_NUMBER = 309;
+/** Nobody writes such a number; its value is worked out in one go. */
+const MAX_NUMBER_BYTES = 1 << 20;
+/** The longest key of interest is far shorter, also with every character escaped. */
+const MAX_KEY_BYTES = 1024;
 
 const QUOTE = 0x22;
 const BACKSLASH = 0x5c;
@@ -22,10 +26,13 @@ const ZERO = 0x30;
 
 /** Where one member of an object stands. Offsets are in bytes of the whole text. */
 export interface JsonMember {
+  /** Empty for a key that is too long to be any of those that matter. */
   readonly key: string;
   readonly keyStart: number;
   readonly valueStart: number;
   readonly valueEnd: number;
+  /** The value's own members, for an object that is looked into (see `LOOKED_INTO`). */
+  readonly object: JsonObject | undefined;
 }
 
 /** An object: its members in their order, repeated keys included. */
@@ -41,224 +48,371 @@ export class JsonFault extends Error {
   override readonly name = 'JsonFault';
 }
 
+/** Objects whose members are found too, besides those of the text itself: where engines read parameters. */
+interface Place {
+  readonly inside: ReadonlyMap<string, Place>;
+}
+const LEAF: Place = { inside: new Map() };
+const LOOKED_INTO: Place = {
+  inside: new Map([
+    ['sampling_params', { inside: new Map([['extra_args', LEAF]]) }],
+    ['vllm_xargs', LEAF],
+  ]),
+};
+
+/** An object that is looked into and not yet closed. */
+interface OpenObject {
+  readonly start: number;
+  readonly place: Place;
+  readonly parent: OpenObject | undefined;
+  /** Open brackets while its members are read. */
+  readonly depth: number;
+  readonly members: JsonMember[];
+  key: string;
+  keyStart: number;
+  valueStart: number;
+}
+
+type State =
+  | 'value'
+  | 'first-item'
+  | 'first-key'
+  | 'key'
+  | 'colon'
+  | 'after'
+  | 'string'
+  | 'escape'
+  | 'hex'
+  | 'number'
+  | 'word';
+type NumberState = 'minus' | 'zero' | 'whole' | 'point' | 'fraction' | 'e' | 'sign' | 'exponent';
+
+const EXPECTED: Readonly<Record<State, string>> = {
+  value: 'a value',
+  'first-item': 'a value',
+  'first-key': 'a key in double quotes',
+  key: 'a key in double quotes',
+  colon: 'a colon',
+  after: 'a comma or the closing bracket',
+  string: 'the end of the string, or an escape',
+  escape: 'a known escape',
+  hex: 'four hexadecimal digits after \\u',
+  number: 'a digit',
+  word: 'true, false or null',
+};
+
 /**
- * Scans a whole text that must be one JSON object (RFC 8259, without a byte order mark). Everything is checked but the
- * encoding inside strings; numbers that no double can hold are refused, as upstream does.
- *
- * @throws JsonFault
+ * Scans a text that must be one JSON object (RFC 8259, without a byte order mark), piece by piece: a body of any size
+ * holds the event loop no longer than its pieces do. Everything is checked but the encoding inside strings; numbers that
+ * no double can hold are refused, as upstream does.
  */
-export function scanJsonObject(bytes: Buffer): JsonObject {
-  const scanner = new Scanner(bytes, 0);
-  scanner.space();
-  if (bytes[scanner.at] !== OPEN_OBJECT) {
-    // Tells broken JSON from another kind of value.
-    scanner.value();
-    scanner.endOfText();
-    throw new JsonFault('request body is not a JSON object');
-  }
-  const object = scanner.object();
-  scanner.endOfText();
-  return object;
-}
+export class JsonScan {
+  #state: State = 'value';
+  /** Bytes of the pieces before this one. */
+  #before = 0;
+  readonly #open: number[] = [];
+  #object: OpenObject | undefined;
+  #found: JsonObject | undefined;
+  #isKey = false;
+  #hexLeft = 0;
+  #word = '';
+  #wordAt = 0;
+  #number: NumberState = 'minus';
+  /** The key or the number so far. */
+  #text = '';
 
-/** The members of an object inside a text that was scanned before. @returns undefined when the value is no object */
-export function nestedObject(bytes: Buffer, { valueStart }: JsonMember): JsonObject | undefined {
-  return bytes[valueStart] === OPEN_OBJECT ? new Scanner(bytes, valueStart).object() : undefined;
-}
-
-class Scanner {
-  at: number;
-  readonly #bytes: Buffer;
-
-  constructor(bytes: Buffer, at: number) {
-    this.#bytes = bytes;
-    this.at = at;
-  }
-
-  object(): JsonObject {
-    const start = this.at;
-    const members: JsonMember[] = [];
-    this.at++;
-    this.space();
-    if (this.#bytes[this.at] === CLOSE_OBJECT) return { start, end: ++this.at, members };
-    for (;;) {
-      const keyStart = this.at;
-      const key = this.#key();
-      this.space();
-      const valueStart = this.at;
-      this.value();
-      if (members.length === MAX_MEMBERS)
-        throw new JsonFault(`more than ${MAX_MEMBERS} members in one object`);
-      members.push({ key, keyStart, valueStart, valueEnd: this.at });
-      this.space();
-      const byte = this.#bytes[this.at];
-      if (byte === CLOSE_OBJECT) return { start, end: ++this.at, members };
-      if (byte !== COMMA) throw this.#fault('a comma or }');
-      this.at++;
-      this.space();
-    }
-  }
-
-  /** Steps over one value of any kind; a loop, because a hostile body is deeper than the stack. */
-  value(): void {
-    const open: number[] = [];
-    for (;;) {
-      this.space();
-      const byte = this.#bytes[this.at];
-      if (byte === OPEN_OBJECT || byte === OPEN_ARRAY) {
-        this.at++;
-        this.space();
-        if (this.#bytes[this.at] !== byte + 2) {
-          if (open.push(byte) >= MAX_DEPTH) throw new JsonFault(`nested deeper than ${MAX_DEPTH} levels`);
-          if (byte === OPEN_OBJECT) this.#stepOverKey();
-          continue;
+  /** @throws JsonFault at the first byte that is wrong */
+  push(piece: Buffer): void {
+    let i = 0;
+    while (i < piece.length) {
+      switch (this.#state) {
+        case 'string':
+          i = this.#string(piece, i);
+          break;
+        case 'number':
+          i = this.#inNumber(piece, i);
+          break;
+        case 'escape':
+        case 'hex':
+        case 'word':
+          this.#follow(piece[i], i);
+          i++;
+          break;
+        case 'value':
+        case 'first-item':
+        case 'first-key':
+        case 'key':
+        case 'colon':
+        case 'after': {
+          const byte = piece[i];
+          if (byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09) i++;
+          else i = this.#token(byte, piece, i);
         }
-        this.at++;
-      } else {
-        this.#scalar(byte);
-      }
-      if (this.#afterValue(open)) return;
-    }
-  }
-
-  space(): void {
-    const bytes = this.#bytes;
-    for (;;) {
-      const byte = bytes[this.at];
-      if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) return;
-      this.at++;
-    }
-  }
-
-  endOfText(): void {
-    this.space();
-    if (this.at < this.#bytes.length) throw this.#fault('the end');
-  }
-
-  /** @returns true when the outermost value is complete */
-  #afterValue(open: number[]): boolean {
-    for (;;) {
-      const inside = open.at(-1);
-      if (inside === undefined) return true;
-      this.space();
-      const byte = this.#bytes[this.at];
-      if (byte === COMMA) {
-        this.at++;
-        if (inside === OPEN_OBJECT) {
-          this.space();
-          this.#stepOverKey();
-        }
-        return false;
-      }
-      if (byte !== inside + 2) throw this.#fault(inside === OPEN_OBJECT ? 'a comma or }' : 'a comma or ]');
-      this.at++;
-      open.pop();
-    }
-  }
-
-  #key(): string {
-    const start = this.at;
-    this.#stepOverKeyText();
-    const text = this.#bytes.toString('utf8', start, this.at);
-    this.#colon();
-    return text.includes('\\') ? String(JSON.parse(text)) : text.slice(1, -1);
-  }
-
-  #stepOverKey(): void {
-    this.#stepOverKeyText();
-    this.#colon();
-  }
-
-  #stepOverKeyText(): void {
-    if (this.#bytes[this.at] !== QUOTE) throw this.#fault('a key in double quotes');
-    this.#string();
-  }
-
-  #colon(): void {
-    this.space();
-    if (this.#bytes[this.at] !== COLON) throw this.#fault('a colon');
-    this.at++;
-  }
-
-  #scalar(byte: number): void {
-    if (byte === QUOTE) this.#string();
-    else if (byte === MINUS || isDigit(byte)) this.#number();
-    else if (byte === 0x74) this.#word('true');
-    else if (byte === 0x66) this.#word('false');
-    else if (byte === 0x6e) this.#word('null');
-    else throw this.#fault('a value');
-  }
-
-  #word(word: string): void {
-    for (let i = 0; i < word.length; i++) {
-      if (this.#bytes[this.at] !== word.charCodeAt(i)) throw this.#fault(word);
-      this.at++;
-    }
-  }
-
-  #string(): void {
-    const bytes = this.#bytes;
-    let at = this.at + 1;
-    for (;;) {
-      const byte = bytes[at];
-      if (byte > BACKSLASH || (byte >= 0x20 && byte !== QUOTE && byte !== BACKSLASH)) {
-        at++;
-      } else if (byte === QUOTE) {
-        this.at = at + 1;
-        return;
-      } else {
-        this.at = at;
-        if (byte !== BACKSLASH) throw this.#fault('the end of the string, or an escape');
-        this.#escape();
-        at = this.at;
       }
     }
+    this.#before += piece.length;
   }
 
-  #escape(): void {
-    const byte = this.#bytes.at(this.at + 1);
-    if (byte === 0x75) {
-      const digits = this.#bytes.toString('latin1', this.at + 2, this.at + 6);
-      if (!/^[0-9A-Fa-f]{4}$/.test(digits)) throw this.#fault('four hexadecimal digits after \\u');
-      this.at += 6;
-    } else if (byte !== undefined && '"\\/bfnrt'.includes(String.fromCharCode(byte))) {
-      this.at += 2;
+  /** @throws JsonFault when the text is not complete, or no object */
+  end(): JsonObject {
+    if (this.#state === 'number' && this.#open.length === 0) this.#endNumber(0);
+    if (this.#state !== 'after' || this.#open.length > 0) {
+      throw new JsonFault(`the text ends: ${EXPECTED[this.#state]} was expected`);
+    }
+    if (this.#found === undefined) throw new JsonFault('request body is not a JSON object');
+    return this.#found;
+  }
+
+  /** A byte that is no blank, outside strings, numbers and words. @returns where to go on */
+  #token(byte: number, piece: Buffer, i: number): number {
+    switch (this.#state) {
+      case 'first-item':
+        if (byte === CLOSE_ARRAY) return this.#close(i);
+        return this.#value(byte, piece, i);
+      case 'value':
+        return this.#value(byte, piece, i);
+      case 'first-key':
+        if (byte === CLOSE_OBJECT) return this.#close(i);
+        return this.#startKey(byte, i);
+      case 'key':
+        return this.#startKey(byte, i);
+      case 'colon':
+        if (byte !== COLON) throw this.#fault(i);
+        this.#state = 'value';
+        return i + 1;
+      case 'after':
+        return this.#after(byte, i);
+      case 'string':
+      case 'escape':
+      case 'hex':
+      case 'number':
+      case 'word':
+        throw this.#fault(i);
+    }
+  }
+
+  #value(byte: number, piece: Buffer, i: number): number {
+    const holder = this.#holder();
+    if (holder !== undefined) holder.valueStart = this.#before + i;
+    if (byte === OPEN_OBJECT || byte === OPEN_ARRAY) {
+      if (this.#open.push(byte) > MAX_DEPTH) throw new JsonFault(`nested deeper than ${MAX_DEPTH} levels`);
+      this.#state = byte === OPEN_OBJECT ? 'first-key' : 'first-item';
+      if (byte === OPEN_OBJECT) this.#lookInto(holder, this.#before + i);
+    } else if (byte === QUOTE) {
+      this.#state = 'string';
+      this.#isKey = false;
+    } else if (byte === MINUS || isDigit(byte)) {
+      this.#state = 'number';
+      this.#number = byte === MINUS ? 'minus' : byte === ZERO ? 'zero' : 'whole';
+      this.#text = '';
+      return this.#inNumber(piece, i + 1, i);
     } else {
-      throw this.#fault('a known escape');
+      const word = WORDS.get(byte);
+      if (word === undefined) throw this.#fault(i);
+      this.#state = 'word';
+      this.#word = word;
+      this.#wordAt = 1;
+    }
+    return i + 1;
+  }
+
+  /** The object that is looked into and whose member's value begins or ends here, if there is one. */
+  #holder(): OpenObject | undefined {
+    return this.#object?.depth === this.#open.length ? this.#object : undefined;
+  }
+
+  #lookInto(holder: OpenObject | undefined, start: number): void {
+    const isText = this.#open.length === 1;
+    const place = isText ? LOOKED_INTO : holder?.place.inside.get(holder.key);
+    if (place === undefined) return;
+    this.#object = {
+      ...{ start, place, parent: holder, depth: this.#open.length, members: [] },
+      ...{ key: '', keyStart: 0, valueStart: 0 },
+    };
+  }
+
+  #startKey(byte: number, i: number): number {
+    if (byte !== QUOTE) throw this.#fault(i);
+    this.#state = 'string';
+    this.#isKey = true;
+    this.#text = '';
+    const holder = this.#holder();
+    if (holder !== undefined) holder.keyStart = this.#before + i;
+    return i + 1;
+  }
+
+  #after(byte: number, i: number): number {
+    const inside = this.#open.at(-1);
+    if (inside === undefined) throw this.#fault(i, 'the end');
+    if (byte === COMMA) {
+      this.#state = inside === OPEN_OBJECT ? 'key' : 'value';
+      return i + 1;
+    }
+    if (byte !== inside + 2) throw this.#fault(i);
+    return this.#close(i);
+  }
+
+  #close(i: number): number {
+    const object = this.#holder();
+    this.#open.pop();
+    let closed: JsonObject | undefined;
+    if (object !== undefined) {
+      closed = { start: object.start, end: this.#before + i + 1, members: object.members };
+      this.#object = object.parent;
+      if (this.#open.length === 0) this.#found = closed;
+    }
+    this.#endValue(this.#before + i + 1, closed);
+    return i + 1;
+  }
+
+  #endValue(valueEnd: number, object?: JsonObject): void {
+    this.#state = 'after';
+    const holder = this.#holder();
+    if (holder === undefined) return;
+    const { key, keyStart, valueStart, members } = holder;
+    if (members.length === MAX_MEMBERS) throw new JsonFault(`more than ${MAX_MEMBERS} members in one object`);
+    members.push({ key, keyStart, valueStart, valueEnd, object });
+  }
+
+  #string(piece: Buffer, start: number): number {
+    let i = start;
+    while (i < piece.length) {
+      const byte = piece[i];
+      if (byte > BACKSLASH || (byte >= 0x20 && byte !== QUOTE && byte !== BACKSLASH)) {
+        i++;
+        continue;
+      }
+      if (byte === BACKSLASH) this.#state = 'escape';
+      else if (byte !== QUOTE) throw this.#fault(i);
+      this.#keepBytes(piece, start, i);
+      if (byte === QUOTE) this.#endString(this.#before + i + 1);
+      return i + 1;
+    }
+    this.#keepBytes(piece, start, i);
+    return i;
+  }
+
+  /** Collects the text of a key that may matter. */
+  #keepBytes(piece: Buffer, start: number, end: number): void {
+    if (this.#isKey && start < end) {
+      this.#keep(piece.toString('latin1', start, Math.min(end, start + MAX_KEY_BYTES + 1)));
     }
   }
 
-  #number(): void {
-    const start = this.at;
-    if (this.#bytes[this.at] === MINUS) this.at++;
-    if (this.#bytes[this.at] === ZERO) this.at++;
-    else this.#digits();
-    if (this.#bytes[this.at] === DOT) {
-      this.at++;
-      this.#digits();
-    }
-    const hasExponent = this.#bytes[this.at] === 0x65 || this.#bytes[this.at] === 0x45;
-    if (hasExponent) {
-      this.at++;
-      const sign = this.#bytes[this.at];
-      if (sign === PLUS || sign === MINUS) this.at++;
-      this.#digits();
-    }
-    if (!hasExponent && this.at - start < LONG_NUMBER) return;
-    if (!Number.isFinite(Number(this.#bytes.toString('latin1', start, this.at)))) {
-      throw new JsonFault(`a number at byte ${start} is beyond what a double holds`);
-    }
+  #keep(text: string): void {
+    if (this.#isKey && this.#text.length <= MAX_KEY_BYTES && this.#holder() !== undefined) this.#text += text;
   }
 
-  #digits(): void {
-    if (!isDigit(this.#bytes[this.at])) throw this.#fault('a digit');
-    while (isDigit(this.#bytes[this.at])) this.at++;
+  #endString(end: number): void {
+    if (!this.#isKey) {
+      this.#endValue(end);
+      return;
+    }
+    this.#state = 'colon';
+    const holder = this.#holder();
+    if (holder !== undefined) holder.key = keyOf(this.#text);
   }
 
-  #fault(expected: string): JsonFault {
-    const where = this.at >= this.#bytes.length ? 'the text ends' : `byte ${this.at} is wrong`;
-    return new JsonFault(`${where}: ${expected} was expected`);
+  /** One byte inside an escape or a word. */
+  #follow(byte: number, i: number): void {
+    const character = String.fromCharCode(byte);
+    if (this.#state === 'word') {
+      if (character !== this.#word[this.#wordAt]) throw this.#fault(i, this.#word);
+      if (++this.#wordAt === this.#word.length) this.#endValue(this.#before + i + 1);
+      return;
+    }
+    if (this.#state === 'hex') {
+      if (!/[0-9A-Fa-f]/.test(character)) throw this.#fault(i);
+      if (--this.#hexLeft === 0) this.#state = 'string';
+      this.#keep(character);
+      return;
+    }
+    if (!'"\\/bfnrtu'.includes(character)) throw this.#fault(i);
+    this.#state = character === 'u' ? 'hex' : 'string';
+    this.#hexLeft = 4;
+    this.#keep(`\\${character}`);
   }
+
+  /** @param start where the number, or what this piece has of it, begins */
+  #inNumber(piece: Buffer, from: number, start = from): number {
+    let i = from;
+    for (; i < piece.length; i++) {
+      const next = nextOf(this.#number, piece[i]);
+      if (next === undefined) break;
+      this.#number = next;
+    }
+    this.#text += piece.toString('latin1', start, i);
+    if (this.#text.length > MAX_NUMBER_BYTES) {
+      throw new JsonFault(
+        `a number before byte ${this.#before + i} has more than ${MAX_NUMBER_BYTES} digits`,
+      );
+    }
+    if (i < piece.length) this.#endNumber(i);
+    return i;
+  }
+
+  #endNumber(i: number): void {
+    if (!ENDS.has(this.#number)) throw this.#fault(i);
+    const end = this.#before + i;
+    const text = this.#text;
+    const isLong = text.length >= LONG_NUMBER || this.#number === 'exponent';
+    if (isLong && !Number.isFinite(Number(text))) {
+      throw new JsonFault(`a number at byte ${end - text.length} is beyond what a double holds`);
+    }
+    this.#endValue(end);
+  }
+
+  #fault(i: number, expected = EXPECTED[this.#state]): JsonFault {
+    return new JsonFault(`byte ${this.#before + i} is wrong: ${expected} was expected`);
+  }
+}
+
+/** Scans a text that is there as a whole. @throws JsonFault */
+export function scanJsonObject(bytes: Buffer): JsonObject {
+  const scan = new JsonScan();
+  scan.push(bytes);
+  return scan.end();
+}
+
+const WORDS: ReadonlyMap<number, string> = new Map([
+  [0x74, 'true'],
+  [0x66, 'false'],
+  [0x6e, 'null'],
+]);
+
+/** Where a number may end. */
+const ENDS: ReadonlySet<NumberState> = new Set(['zero', 'whole', 'fraction', 'exponent']);
+
+/** @returns undefined for a byte that is no part of the number */
+function nextOf(state: NumberState, byte: number): NumberState | undefined {
+  if (isDigit(byte)) {
+    switch (state) {
+      case 'minus':
+        return byte === ZERO ? 'zero' : 'whole';
+      case 'whole':
+        return 'whole';
+      case 'point':
+      case 'fraction':
+        return 'fraction';
+      case 'e':
+      case 'sign':
+      case 'exponent':
+        return 'exponent';
+      case 'zero':
+        return undefined;
+    }
+  }
+  if (byte === DOT) return state === 'zero' || state === 'whole' ? 'point' : undefined;
+  if (byte === 0x65 || byte === 0x45)
+    return state === 'zero' || state === 'whole' || state === 'fraction' ? 'e' : undefined;
+  return (byte === PLUS || byte === MINUS) && state === 'e' ? 'sign' : undefined;
+}
+
+/** @param raw the bytes of a key between its quotes, one per character */
+function keyOf(raw: string): string {
+  if (raw.length > MAX_KEY_BYTES) return '';
+  const text = Buffer.from(raw, 'latin1').toString('utf8');
+  return text.includes('\\') ? String(JSON.parse(`"${text}"`)) : text;
 }
 
 function isDigit(byte: number): boolean {

@@ -1,7 +1,8 @@
 // Tells the prefill leg of another sidecar from a client: its kv_transfer_params are signed, and only then kept.
 
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
-import { nestedObject, type JsonMember, type JsonObject } from './json-scan.js';
+import type { Body } from './body.js';
+import type { JsonMember, JsonObject } from './json-scan.js';
 
 /** On a prefill leg, since the prefiller may stand behind a sidecar of its own. */
 export const SIGNATURE_HEADER = 'x-kvpeer-leg-signature';
@@ -23,24 +24,24 @@ export class LegSigner {
   }
 
   /** Whether every kv_transfer_params of the body are, byte for byte, those that were signed. */
-  isSigned(body: Buffer, object: JsonObject, signature: string): boolean {
-    const found = paramsMembers(body, object);
+  isSigned(body: Body, object: JsonObject, signature: string): boolean {
+    const found = paramsMembers(object);
     return found.length > 0 && found.every((member) => this.#isMatch(body, member, signature));
   }
 
-  #isMatch(body: Buffer, { valueStart, valueEnd }: JsonMember, signature: string): boolean {
-    const expected = Buffer.from(this.sign(body.subarray(valueStart, valueEnd)));
+  #isMatch(body: Body, { valueStart, valueEnd }: JsonMember, signature: string): boolean {
+    const expected = Buffer.from(this.sign(body.slice(valueStart, valueEnd)));
     const given = Buffer.from(signature);
     return given.length === expected.length && timingSafeEqual(given, expected);
   }
 }
 
 /** Every place where an engine would read them. */
-function paramsMembers(body: Buffer, object: JsonObject): JsonMember[] {
+function paramsMembers(object: JsonObject): JsonMember[] {
   const named = (objects: readonly JsonObject[], key: string): JsonMember[] =>
     objects.flatMap(({ members }) => members.filter((member) => member.key === key));
   const inside = (members: readonly JsonMember[]): JsonObject[] =>
-    members.map((member) => nestedObject(body, member)).filter((found) => found !== undefined);
+    members.map((member) => member.object).filter((found) => found !== undefined);
   const extraArgs = inside(named(inside(named([object], 'sampling_params')), 'extra_args'));
   const xargs = inside(named([object], 'vllm_xargs'));
   return named([object, ...extraArgs, ...xargs], 'kv_transfer_params');

@@ -10,8 +10,10 @@ import {
 import { createServer as createTlsServer } from 'node:https';
 import type { AddressInfo, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { TLSSocket } from 'node:tls';
 import { KvpeerError } from '../errors.js';
 import { formatHostPort } from '../params/address.js';
+import { keepHalfOpen } from './half-open.js';
 import type { ServingTls } from './tls.js';
 import { headWithoutUpgrade, isFollowed } from './upgrade.js';
 
@@ -43,15 +45,24 @@ export class Listener {
   #isDraining = false;
   /** All of them: Node's server forgets those that speak another protocol, or are not yet through with TLS. */
   readonly #sockets = new Set<Socket>();
+  /** Those without a request so far, by their addresses: a TLS socket and the one below it are the same connection. */
+  readonly #silent = new Map<string, Socket>();
 
   private constructor(server: Server, options: ListenerOptions) {
     this.#server = server;
     this.#options = options;
     server.on('connection', (socket: Socket) => {
       this.#sockets.add(socket);
-      socket.once('close', () => this.#sockets.delete(socket));
+      const key = addressesOf(socket);
+      this.#silent.set(key, socket);
+      socket.once('close', () => {
+        this.#sockets.delete(socket);
+        this.#silent.delete(key);
+      });
     });
-    server.on('request', (_request, response) => {
+    server.on('secureConnection', (socket: Socket) => this.#silent.set(addressesOf(socket), socket));
+    server.on('request', (request, response) => {
+      this.#silent.delete(addressesOf(request.socket));
       response.once('close', () => {
         // Its head left before the drain and promised to keep the connection: nobody else would end it now.
         if (!this.#isDraining) return;
@@ -70,6 +81,7 @@ export class Listener {
       tls.serve(server as ReturnType<typeof createTlsServer>);
       refusePlainText(server);
     }
+    keepHalfOpen(server);
     server.on('request', options.onRequest);
     // Answered once, here; the legs carry no `expect`.
     server.on('checkContinue', (request, response) => {
@@ -108,7 +120,10 @@ export class Listener {
     return formatHostPort({ host: this.#options.host ?? '::', port: this.port });
   }
 
-  /** Takes no new connections and closes those without a request. Settles when all connections have ended. */
+  /**
+   * Takes no new connections and closes those without a request, also without a first one: Node's server counts such a
+   * connection as busy until its head is overdue. Settles when all connections have ended.
+   */
   async drain(): Promise<void> {
     this.#isDraining = true;
     await new Promise<void>((resolve) => {
@@ -116,7 +131,14 @@ export class Listener {
         resolve();
       });
       this.#server.closeIdleConnections();
+      for (const socket of this.#silent.values()) if (this.#isIdle(socket)) socket.destroy();
     });
+  }
+
+  /** Nothing of a request has arrived. A TLS handshake that is not through counts for nothing. */
+  #isIdle(socket: Socket): boolean {
+    const isHandshake = this.#options.tls !== undefined && !(socket instanceof TLSSocket);
+    return isHandshake || socket.bytesRead === 0;
   }
 
   /** Ends every connection. */
@@ -124,6 +146,10 @@ export class Listener {
     this.#server.closeAllConnections();
     for (const socket of this.#sockets) socket.destroy();
   }
+}
+
+function addressesOf(socket: Socket): string {
+  return `${socket.localAddress ?? ''} ${socket.remoteAddress ?? ''} ${socket.remotePort ?? 0}`;
 }
 
 /**

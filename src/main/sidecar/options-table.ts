@@ -241,7 +241,11 @@ export const SIDECAR_OPTIONS = {
   enableP2pPull: reference(onOff(), false, 'refused: for the connector nixlv2 only'),
   prefillMaxRetries: reference(count(0, 1000), 0, 'no effect with the connector offloading'),
   prefillRetryBackoff: reference(goDuration(), 200, 'no effect with the connector offloading'),
-  maxIdleConnsPerHost: reference(count(0, 65_535), 1024, 'no effect: idle connections are closed after 4 s'),
+  maxIdleConnsPerHost: reference(
+    count(0, 65_535),
+    1024,
+    'connections to one model server that stay open after their answer, for 4 s; 0 for none',
+  ),
   tracing: reference(
     onOff(),
     false,

@@ -143,8 +143,9 @@ class RunningSidecar implements Sidecar {
     const listeners = this.#listeners;
     const isInsecure = (stage: 'prefiller' | 'decoder'): boolean =>
       options.tlsInsecureSkipVerify.includes(stage);
-    const prefillers = new Upstreams({ isVerified: !isInsecure('prefiller') });
-    const decoders = new Upstreams({ isVerified: !isInsecure('decoder') });
+    const maxIdlePerOrigin = options.maxIdleConnsPerHost;
+    const prefillers = new Upstreams({ isVerified: !isInsecure('prefiller'), maxIdlePerOrigin });
+    const decoders = new Upstreams({ isVerified: !isInsecure('decoder'), maxIdlePerOrigin });
     this.#upstreams = [prefillers, decoders];
     this.#handler = new RequestHandler({
       options: {

@@ -4,9 +4,17 @@ import { Pool, type Dispatcher } from 'undici';
 import type { Duplex, Readable } from 'node:stream';
 import type { RawHeaders } from './headers.js';
 
-export interface UpstreamTls {
+export interface UpstreamOptions {
   /** `--tls-insecure-skip-verify`. */
   readonly isVerified: boolean;
+  /** `--max-idle-conns-per-host`: connections to one origin that are kept for later legs. */
+  readonly maxIdlePerOrigin: number;
+}
+
+/** One origin's connections. */
+interface Origin {
+  readonly pool: Pool;
+  runningCount: number;
 }
 
 export interface LegRequest {
@@ -48,16 +56,20 @@ const MAX_HEAD_BYTES = 1 << 20;
 
 /** Pools by origin. */
 export class Upstreams {
-  readonly #pools = new Map<string, Pool>();
-  readonly #tls: UpstreamTls;
+  readonly #origins = new Map<string, Origin>();
+  readonly #options: UpstreamOptions;
 
-  constructor(tls: UpstreamTls) {
-    this.#tls = tls;
+  constructor(options: UpstreamOptions) {
+    this.#options = options;
   }
 
   /** Sends a leg. Errors come through `events`, also those of connecting. */
   send(leg: LegRequest, events: LegEvents): RunningLeg {
-    const handler = new LegHandler(events);
+    const origin = this.#originOf(leg.origin);
+    // A leg takes a free connection, and opens one only when all are busy: those that are kept are never more than the
+    // legs that ran when the last of them began.
+    const isKept = origin.runningCount++ < this.#options.maxIdlePerOrigin;
+    const handler = new LegHandler(events, () => origin.runningCount--);
     const headers =
       leg.contentLength === undefined || leg.body === null || Buffer.isBuffer(leg.body)
         ? leg.headers
@@ -68,9 +80,10 @@ export class Upstreams {
       headers,
       body: leg.body,
       ...(leg.upgrade === undefined ? {} : { upgrade: leg.upgrade }),
+      ...(isKept || leg.upgrade !== undefined ? {} : { reset: true }),
     };
     try {
-      this.#poolOf(leg.origin).dispatch(options, handler);
+      origin.pool.dispatch(options, handler);
     } catch (error) {
       handler.onError(error instanceof Error ? error : new Error(String(error)));
     }
@@ -78,48 +91,51 @@ export class Upstreams {
   }
 
   async close(): Promise<void> {
-    await Promise.all([...this.#pools.values()].map((pool) => pool.destroy()));
-    this.#pools.clear();
+    await Promise.all([...this.#origins.values()].map(({ pool }) => pool.destroy()));
+    this.#origins.clear();
   }
 
-  #poolOf(origin: string): Pool {
-    const known = this.#pools.get(origin);
+  #originOf(address: string): Origin {
+    const known = this.#origins.get(address);
     if (known !== undefined) {
-      this.#pools.delete(origin);
-      this.#pools.set(origin, known);
+      this.#origins.delete(address);
+      this.#origins.set(address, known);
       return known;
     }
-    const pool = new Pool(origin, {
+    const pool = new Pool(address, {
       pipelining: 1,
       // A prefill may take minutes, and so may the pause between two tokens: only the client decides how long it waits.
       headersTimeout: 0,
       bodyTimeout: 0,
       keepAliveTimeout: IDLE_MS,
       maxHeaderSize: MAX_HEAD_BYTES,
-      connect: { timeout: CONNECT_MS, rejectUnauthorized: this.#tls.isVerified },
+      connect: { timeout: CONNECT_MS, rejectUnauthorized: this.#options.isVerified },
     });
-    this.#pools.set(origin, pool);
-    if (this.#pools.size > MAX_ORIGINS) this.#dropOldest();
-    return pool;
+    const origin = { pool, runningCount: 0 };
+    this.#origins.set(address, origin);
+    if (this.#origins.size > MAX_ORIGINS) this.#dropOldest();
+    return origin;
   }
 
   #dropOldest(): void {
-    const [oldest] = this.#pools;
-    this.#pools.delete(oldest[0]);
+    const [[address, { pool }]] = this.#origins;
+    this.#origins.delete(address);
     // Waits for its running requests.
-    void oldest[1].close();
+    void pool.close();
   }
 }
 
 /** undici's handler for one leg. Guards against events after the end: an abort can cross an answer. */
 class LegHandler implements Dispatcher.DispatchHandlers, RunningLeg {
   readonly #events: LegEvents;
+  readonly #ended: () => void;
   #abort: (() => void) | undefined;
   #isAborted = false;
   #isOver = false;
 
-  constructor(events: LegEvents) {
+  constructor(events: LegEvents, ended: () => void) {
     this.#events = events;
+    this.#ended = ended;
   }
 
   abort(): void {
@@ -143,20 +159,23 @@ class LegHandler implements Dispatcher.DispatchHandlers, RunningLeg {
   }
 
   onComplete(trailers: string[] | null): void {
-    if (this.#isOver) return;
-    this.#isOver = true;
-    this.#events.onEnd(trailers === null ? [] : textOf(trailers));
+    if (this.#end()) this.#events.onEnd(trailers === null ? [] : textOf(trailers));
   }
 
   onError(error: Error): void {
-    if (this.#isOver) return;
-    this.#isOver = true;
-    this.#events.onError(error);
+    if (this.#end()) this.#events.onError(error);
   }
 
   onUpgrade(status: number, headers: Buffer[] | string[] | null, socket: Duplex): void {
+    if (this.#end()) this.#events.onUpgrade?.(status, textOf(headers ?? []), socket);
+  }
+
+  /** @returns false when it had ended before */
+  #end(): boolean {
+    if (this.#isOver) return false;
     this.#isOver = true;
-    this.#events.onUpgrade?.(status, textOf(headers ?? []), socket);
+    this.#ended();
+    return true;
   }
 }
 

@@ -26,6 +26,8 @@ export class ModelServer {
   script: Script = OK;
   /** Connections that the other side ended before their answer was complete. */
   abortedCount = 0;
+  /** Connections that are open. */
+  connectionCount = 0;
   #onEvent: (() => void)[] = [];
   readonly #server: Server;
 
@@ -36,6 +38,13 @@ export class ModelServer {
         this.#event();
       });
       void this.#record(request, response);
+    });
+    this.#server.on('connection', (socket) => {
+      this.connectionCount++;
+      socket.once('close', () => {
+        this.connectionCount--;
+        this.#event();
+      });
     });
   }
 

@@ -9,32 +9,38 @@ import { packageRoot } from './lib/nixl-dir.mjs';
 import { Problem, runScript } from './lib/steps.mjs';
 
 /**
- * Cases whose outcome is another one here, by intent; each has a test in test/integration/sidecar.test.ts. Connectors and
- * chunked decode that are not ours, Go's own metrics, redirects, the doubled 100 Continue, the answer that is cut before
- * anything was sent, and source headers whose port or host is none.
+ * Cases whose outcome is another one here, by intent. Each has a test of our own that states the other outcome: see the
+ * place beside it, below test/.
  */
 const OTHERWISE = [
+  // Connectors and chunked decode that are not here end the start: integration/sidecar-contract, unit/sidecar-options.
   'nixl-',
   'chunked-',
+  // Our own metrics, not Go's: integration/sidecar-contract, "--metrics-port".
   'metrics-port',
+  // Resolved without a redirect: integration/sidecar, "serves %s as the canonical path".
   'route-double-slash',
   'route-dot-dot',
+  // Answered once: integration/sidecar, "answers expect: 100-continue once".
   'headers-pd-expect-continue',
+  // A 502, not a closed connection: integration/sidecar, "is a 502 when the model server cuts an answer".
   'decoder-cut-body',
+  // Ignored and counted: integration/sidecar, "ignores and counts the source"; unit/sidecar-rules, "the source".
   'source-ok-(empty-port|text-port|port-|path|space-inside|userinfo)',
-  // Two spellings of one IPv6 address are one endpoint.
+  // Contract section 3.2 has addresses made canonical before they are compared,
+  // rule 7 of 3.3 forbids a pull from oneself; the recorded program does both. integration/sidecar, "knows its own address".
   'source-self-ipv6-other-spelling',
 ];
-/**
- * Recorded from profile A, and not marked as different, where the contract says otherwise for profile B: Responses lose
- * their stateful fields on every path, chat's max_completion_tokens is always capped (seen where the prefill leg comes to
- * the model server behind this very sidecar), the allow-list has ports.
- */
+/** Recorded from profile A and not marked as different, where the contract's profile B says otherwise. */
 const OTHERWISE_B = [
+  // Section 1.8: Responses get `store: false` also when absent, and lose their stateful fields, on every path.
   'route-pd-responses',
   'body-caps-responses',
+  // Section 1.4: chat's max_completion_tokens is 1 "even if absent". The tool overlooks that in legs to its prefiller, but
+  // not where the prefill leg comes to the model server behind this very sidecar.
   'prefiller-self',
   'dp2-prefiller-rank1',
+  // Section 1.9: the allow-list has the pool's target ports; the recorded pool's port is another one than the prefiller's.
   'ssrf-prefiller-second-denied',
 ];
 /** The tool parses bodies of 9,990 levels with Python's own recursion. */

@@ -11,21 +11,31 @@ const PORT_COUNT = 12_000;
  * A port that nobody has now, and that no connection gets by chance in the seconds until a process listens on it.
  * Drawn at random, since test files run side by side.
  */
-export async function freePort(): Promise<number> {
+export function freePort(): Promise<number> {
+  return freePorts(1);
+}
+
+/** The first of so many free ports in a row. */
+export async function freePorts(count: number): Promise<number> {
   for (;;) {
-    const port = FIRST_PORT + Math.floor(Math.random() * PORT_COUNT);
-    const server = createServer();
-    const isFree = await new Promise<boolean>((resolve) => {
-      server.once('error', () => {
-        resolve(false);
-      });
-      server.listen(port, '127.0.0.1', () => {
-        resolve(true);
-      });
-    });
-    if (!isFree) continue;
-    server.close();
-    await once(server, 'close');
-    return port;
+    const port = FIRST_PORT + Math.floor(Math.random() * (PORT_COUNT - count));
+    const ports = Array.from({ length: count }, (_, i) => port + i);
+    if ((await Promise.all(ports.map(isFree))).every(Boolean)) return port;
   }
+}
+
+async function isFree(port: number): Promise<boolean> {
+  const server = createServer();
+  const isBound = await new Promise<boolean>((resolve) => {
+    server.once('error', () => {
+      resolve(false);
+    });
+    server.listen(port, '127.0.0.1', () => {
+      resolve(true);
+    });
+  });
+  if (!isBound) return false;
+  server.close();
+  await once(server, 'close');
+  return true;
 }

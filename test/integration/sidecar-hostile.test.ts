@@ -1,22 +1,18 @@
-// What hostile clients, half-open connections and broken-off uploads do to a sidecar, between real HTTP servers.
+// What hostile clients and model servers do to a sidecar, between real HTTP servers.
 
 import { once } from 'node:events';
-
-import { connect, createServer, type AddressInfo, type Socket } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { createLogger } from '../../src/main/observe/log.js';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
-import { createSidecar, type Sidecar } from '../../src/main/sidecar/sidecar.js';
+import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { ModelServer, rawExchange } from './support/model-server.js';
-
-const CHAT = '/v1/chat/completions';
+import { CHAT, FROM_SOURCE, opened, rawServer, requestText, startSidecar } from './support/sidecar.js';
 
 let decoder: ModelServer;
 let sidecar: Sidecar;
 
 beforeEach(async () => {
   decoder = await ModelServer.start();
-  await start();
+  sidecar = await startSidecar(decoder.port);
 });
 
 afterEach(async () => {
@@ -24,94 +20,30 @@ afterEach(async () => {
   await decoder.close();
 });
 
-async function start(options: SidecarOptions = {}): Promise<void> {
-  sidecar = await createSidecar(
-    { port: 0, host: '127.0.0.1', modelServerPort: decoder.port, secureServing: false, ...options },
-    { logger: createLogger('silent') },
-  );
-}
-
 async function restart(options: SidecarOptions): Promise<void> {
   await sidecar.close({ drainMs: 0 });
-  await start(options);
+  sidecar = await startSidecar(decoder.port, options);
 }
 
 function post(path: string, body: string | Buffer, headers = 'content-type: application/json\r\n'): string {
-  const bytes = Buffer.from(body);
-  const head = `POST ${path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n${headers}content-length: ${bytes.length}`;
-  return `${head}\r\n\r\n${bytes.toString('latin1')}`;
+  return requestText(path, body, `connection: close\r\n${headers}`);
 }
-
-/** A port that nobody listens on. */
-async function deadPort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  await once(server, 'close');
-  return port;
-}
-
-async function opened(port: number): Promise<Socket> {
-  const socket = connect(port, '127.0.0.1');
-  socket.on('error', () => undefined);
-  await once(socket, 'connect');
-  return socket;
-}
-
-describe('a client that sends its whole body before it reads', () => {
-  const UPLOAD = Buffer.alloc(16 << 20, ' ');
-
-  async function answerAfterUpload(path: string): Promise<string> {
-    const socket = await opened(sidecar.port);
-    socket.pause();
-    socket.write(
-      `POST ${path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: ${UPLOAD.length}\r\n\r\n`,
-    );
-    await new Promise<void>((resolve) => {
-      socket.write(UPLOAD, () => {
-        resolve();
-      });
-    });
-    const [first] = (await once(socket.resume(), 'data')) as [Buffer];
-    socket.destroy();
-    return first.toString('latin1');
-  }
-
-  it('gets its 503 when no model server listens', async () => {
-    await restart({ modelServerPort: await deadPort() });
-    expect(await answerAfterUpload(CHAT)).toMatch(/^HTTP\/1\.1 503 /);
-  });
-
-  it('gets the answer that the model server gave before it had read the body', async () => {
-    const server = createServer((socket) => {
-      socket.on('error', () => undefined);
-      socket.once('data', () => socket.write('HTTP/1.1 401 No\r\ncontent-length: 2\r\n\r\nno'));
-    }).listen(0, '127.0.0.1');
-    await once(server, 'listening');
-    await restart({ modelServerPort: (server.address() as AddressInfo).port });
-    expect(await answerAfterUpload('/v1/embeddings')).toMatch(/^HTTP\/1\.1 401 /);
-    server.close();
-  });
-});
 
 describe('a close', () => {
   it('ends WebSockets that outlast the drain', async () => {
-    const server = createServer((socket) => {
-      socket.on('error', () => undefined);
+    const server = await rawServer((socket) => {
       socket.once('data', () =>
         socket.write('HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n'),
       );
-    }).listen(0, '127.0.0.1');
-    await once(server, 'listening');
-    await restart({ modelServerPort: (server.address() as AddressInfo).port });
+    });
+    await restart({ modelServerPort: server.port });
     const client = await opened(sidecar.port);
     client.write('GET /ws HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n');
     await once(client, 'data');
     await sidecar.close({ drainMs: 1 });
     client.resume();
     if (!client.closed) await once(client, 'close');
-    server.close();
+    await server.close();
   });
 
   it('does not wait for a client that stopped inside its TLS handshake', async () => {
@@ -163,10 +95,7 @@ describe('kv_transfer_params that a client hides', () => {
 describe('bodies and heads', () => {
   it('refuses an object of a million members instead of remembering them', async () => {
     const body = `{${'"":0,'.repeat(1_000_000)}"z":0}`;
-    const text = await rawExchange(
-      sidecar.port,
-      post(CHAT, body, 'x-kv-cache-source-host-port: 10.0.0.9:8000\r\n'),
-    );
+    const text = await rawExchange(sidecar.port, post(CHAT, body, FROM_SOURCE));
     expect(text).toMatch(/^HTTP\/1\.1 400 [^]*more than 16384 members/);
   });
 
@@ -179,5 +108,75 @@ describe('bodies and heads', () => {
     const text = await rawExchange(sidecar.port, post(CHAT, '{}', 'x-name: na\u00efve\r\n'));
     expect(decoder.legs[0]?.headers['x-name']).toBe('na\u00efve');
     expect(text).toContain('x-name: na\u00efve\r\n');
+  });
+});
+
+describe('a head that says two things', () => {
+  const LENGTH = 'content-length: 7\r\n';
+
+  it.each([
+    ['a header in the value of another', 'x-prefiller-host-port: a:1\rx-evil: 1\r\n'],
+    ['a line that ends without a return', 'x-a: 1\nx-evil: 1\r\n'],
+    ['a folded line', 'x-a: 1\r\n x-evil: 1\r\n'],
+    ['a zero byte', 'x-kv-cache-source-host-port: a\0b:1\r\n'],
+    ['a blank before the colon', 'x-prefiller-host-port : a:1\r\n'],
+    ['no name', ': x\r\n'],
+    ['two lengths', 'content-length: 5\r\n'],
+    ['a length with a sign', 'content-length: +7\r\n'],
+    ['an unknown coding', 'transfer-encoding: xchunked\r\n'],
+    ['a coding after chunked', 'transfer-encoding: chunked, identity\r\n'],
+  ])('is answered 400, without a leg: %s', async (_what, line) => {
+    const head = `POST ${CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n`;
+    const length = line.startsWith('transfer-encoding') ? '' : LENGTH;
+    const text = await rawExchange(sidecar.port, `${head}${line}${length}\r\n{"a":1}`);
+    expect(text).toMatch(/^HTTP\/1\.1 400 /);
+    expect(decoder.legs).toHaveLength(0);
+  });
+
+  it.each([
+    'connection: close, x-b, X-Prefiller-Host-Port\r\n',
+    'connection: close\r\nx-forwarded-for: 1.2.3.4\r\n',
+  ])('loses what it says of its own connection, and adds no header of its own choice (%j)', async (lines) => {
+    const text = `POST ${CHAT} HTTP/1.1\r\nhost: a\r\n${lines}x-b: 1\r\nte: gzip\r\n${LENGTH}\r\n{"a":1}`;
+    await rawExchange(sidecar.port, text);
+    const headers = decoder.legs[0]?.headers;
+    expect(headers['x-b']).toBe(lines.includes('x-b') ? undefined : '1');
+    expect(headers.te).toBeUndefined();
+    expect(headers['x-forwarded-for']).toBe(lines.includes('1.2.3.4') ? '1.2.3.4, 127.0.0.1' : '127.0.0.1');
+  });
+
+  it.each([
+    ['a header in the value of another', 'x-a: 1\rx-evil: 1\r\n'],
+    ['a zero byte', 'x-a: a\0b\r\n'],
+    ['two lengths', 'content-length: 2\r\ncontent-length: 3\r\n'],
+  ])('of a model server reaches no client: %s', async (_what, line) => {
+    const server = await rawServer((socket) => {
+      socket.once('data', () => socket.end(`HTTP/1.1 200 OK\r\n${line}\r\nok`));
+    });
+    await restart({ modelServerPort: server.port });
+    const text = await rawExchange(sidecar.port, post('/v1/models', ''));
+    expect(text).toMatch(/^HTTP\/1\.1 502 /);
+    expect(text).not.toContain('x-evil');
+    await server.close();
+  });
+});
+
+describe('a client that leaves', () => {
+  it('while it uploads a body that is to be rewritten: no leg is sent', async () => {
+    const client = await opened(sidecar.port);
+    client.write(`POST ${CHAT} HTTP/1.1\r\nhost: a\r\n${FROM_SOURCE}content-length: 100\r\n\r\n{"a":`);
+    client.destroy();
+    await rawExchange(sidecar.port, post(CHAT, '{"b":1}'));
+    await sidecar.close();
+    expect(decoder.legs.map(({ body }) => body.toString())).toEqual(['{"b":1}']);
+  });
+
+  it('resetting its connection while the model server computes: the leg is cancelled', async () => {
+    decoder.script = () => undefined;
+    const client = await opened(sidecar.port);
+    client.write(post(CHAT, '{}'));
+    await decoder.until(() => decoder.legs.length === 1);
+    client.resetAndDestroy();
+    await decoder.until(() => decoder.abortedCount === 1);
   });
 });

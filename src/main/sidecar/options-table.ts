@@ -123,7 +123,11 @@ export const SIDECAR_OPTIONS = {
   dataParallelSize: ports(count(1, 1024), 1, 'local data-parallel ranks'),
 
   kvConnector: peers(
-    only('offloading', 'other connectors are not supported', 'NAME'),
+    only(
+      'offloading',
+      "other connectors have no place in this sidecar; keep llm-d's own in front of engines that use them",
+      'NAME',
+    ),
     'offloading',
     'the connector of the engines: vLLM with the P2P tier',
   ),
@@ -229,12 +233,12 @@ export const SIDECAR_OPTIONS = {
   ),
 
   ecConnector: reference(
-    only('', 'encoder disaggregation is not supported', 'NAME'),
+    only('', "there is no encoder leg; leave it out, or keep llm-d's own sidecar", 'NAME'),
     '',
     'must be empty: there is no encoder leg',
   ),
   decodeChunkSize: reference(
-    only(0, 'chunked decode is not supported', 'N'),
+    only(0, "there is no chunked decode; leave it out, or keep llm-d's own sidecar", 'N'),
     0,
     'must be 0: there is no chunked decode',
   ),

@@ -2,6 +2,7 @@
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import { once } from 'node:events';
+import { createServer as createTlsServer } from 'node:https';
 import { connect, type AddressInfo } from 'node:net';
 import { buffer } from 'node:stream/consumers';
 
@@ -12,6 +13,12 @@ export interface RecordedLeg {
   readonly headers: IncomingMessage['headers'];
   readonly rawHeaders: readonly string[];
   readonly body: Buffer;
+}
+
+export interface ModelServerOptions {
+  readonly host?: string;
+  readonly port?: number;
+  readonly tls?: { readonly cert: string; readonly key: string };
 }
 
 export type Script = (leg: RecordedLeg, response: ServerResponse) => void;
@@ -31,14 +38,15 @@ export class ModelServer {
   #onEvent: (() => void)[] = [];
   readonly #server: Server;
 
-  private constructor() {
-    this.#server = createServer((request, response) => {
+  private constructor({ tls }: ModelServerOptions) {
+    const record = (request: IncomingMessage, response: ServerResponse): void => {
       response.on('close', () => {
         if (!response.writableFinished) this.abortedCount++;
         this.#event();
       });
       void this.#record(request, response);
-    });
+    };
+    this.#server = tls === undefined ? createServer(record) : createTlsServer(tls, record);
     this.#server.on('connection', (socket) => {
       this.connectionCount++;
       socket.once('close', () => {
@@ -48,10 +56,10 @@ export class ModelServer {
     });
   }
 
-  static async start(): Promise<ModelServer> {
-    const model = new ModelServer();
+  static async start(options: ModelServerOptions = {}): Promise<ModelServer> {
+    const model = new ModelServer(options);
     // The sidecar dials "localhost", which may be either family.
-    model.#server.listen(0, '127.0.0.1');
+    model.#server.listen(options.port ?? 0, options.host ?? '127.0.0.1');
     await once(model.#server, 'listening');
     return model;
   }

@@ -4,12 +4,19 @@ import { Readable } from 'node:stream';
 import { Pool } from 'undici';
 import type { BenchHttp } from './processes/http.js';
 import type { Section } from './rows.js';
-import { median, quantile } from './stats.js';
+import { median, quantile, ratios } from './stats.js';
 import { Child, withChildren } from './support/child.js';
 
 const MIB = 2 ** 20;
 const STREAMS = 1000;
+const WAVES = 6;
 const BODY_MIB = 64;
+const BODIES = 8;
+/** A long answer, and how often each side sends it in turns. */
+const ANSWER_BYTES = 16 * MIB;
+const ANSWERS = 160;
+/** The first ones compile. */
+const WARM_ANSWERS = 10;
 
 export const sidecarBench: Section = {
   group: 'sidecar',
@@ -18,7 +25,9 @@ export const sidecarBench: Section = {
     'sidecar.firstByteAddedMs',
     'sidecar.throughputVsPipe',
     'sidecar.streams1000.growthMiB',
+    'sidecar.streams1000.growthPerWaveMiB',
     'sidecar.body64MiB.growthMiB',
+    'sidecar.body64MiB.heldMs',
   ],
   prefixes: ['sidecar.'],
   async run({ isQuick, rows }) {
@@ -29,27 +38,21 @@ export const sidecarBench: Section = {
     const model = new Child<BenchHttp>('http');
     const sidecar = new Child<BenchHttp>('http');
     const pipe = new Child<BenchHttp>('http');
-    await withChildren([model, sidecar, pipe], async () => {
+    // A process of its own for memory: the others are compared with each other, so they must have the same past.
+    const large = new Child<BenchHttp>('http');
+    await withChildren([model, sidecar, pipe, large], async () => {
       const modelPort = await model.call('startModel');
       const pools = {
         direct: poolOf(modelPort),
         sidecar: poolOf(await sidecar.call('startSidecar', modelPort)),
         pipe: poolOf(await pipe.call('startPipe', modelPort)),
+        large: poolOf(await large.call('startSidecar', modelPort)),
       };
       try {
         await firstBytes(pools, 2000, rows);
-        await throughput(pools, 9, rows);
-        const resident = (): Promise<number> => sidecar.call('residentBytes');
-        rows.figure(
-          'sidecar.streams1000.growthMiB',
-          await growthOf(resident, () => streams(pools.sidecar)),
-          'MiB',
-        );
-        rows.figure(
-          'sidecar.body64MiB.growthMiB',
-          await growthOf(resident, () => largeBody(pools.sidecar)),
-          'MiB',
-        );
+        await throughput(pools, rows);
+        await waves(pools.large, () => large.call('residentBytes'), rows);
+        await bodies(pools.large, large, rows);
       } finally {
         await Promise.all(Object.values(pools).map((pool) => pool.destroy()));
       }
@@ -61,6 +64,7 @@ interface Pools {
   readonly direct: Pool;
   readonly sidecar: Pool;
   readonly pipe: Pool;
+  readonly large: Pool;
 }
 
 type Rows = Parameters<Section['run']>[0]['rows'];
@@ -93,43 +97,72 @@ async function firstBytes(pools: Pools, count: number, rows: Rows): Promise<void
 }
 
 /** @returns bytes per second */
-async function rate(pool: Pool, bytes: number): Promise<number> {
+async function rate(pool: Pool): Promise<number> {
   const startedAt = performance.now();
-  const { body } = await pool.request({ method: 'POST', path: `/bulk?bytes=${bytes}`, body: '{"a":1}' });
-  await body.dump({ limit: bytes * 2 });
-  return bytes / ((performance.now() - startedAt) / 1000);
+  const path = `/bulk?bytes=${ANSWER_BYTES}`;
+  const { body } = await pool.request({ method: 'POST', path, body: '{"a":1}' });
+  await body.dump({ limit: ANSWER_BYTES * 2 });
+  return ANSWER_BYTES / ((performance.now() - startedAt) / 1000);
 }
 
-async function throughput(pools: Pools, rounds: number, rows: Rows): Promise<void> {
-  const bytes = 128 * MIB;
+/** Every round has both, one right after the other, and the order changes: a slow moment of the machine hits both. */
+async function throughput(pools: Pools, rows: Rows): Promise<void> {
   const rates = { sidecar: [] as number[], pipe: [] as number[] };
-  for (let round = 0; round <= rounds; round++) {
-    const pipe = await rate(pools.pipe, bytes);
-    const sidecar = await rate(pools.sidecar, bytes);
-    if (round === 0) continue;
-    rates.pipe.push(pipe);
-    rates.sidecar.push(sidecar);
+  for (let round = -WARM_ANSWERS; round < ANSWERS; round++) {
+    for (const name of round % 2 === 0 ? (['pipe', 'sidecar'] as const) : (['sidecar', 'pipe'] as const)) {
+      const bytesPerS = await rate(pools[name]);
+      if (round >= 0) rates[name].push(bytesPerS);
+    }
   }
-  rows.measured(
-    'sidecar.streamGBPerS',
-    rates.sidecar.map((each) => each / 1e9),
-    'GB/s',
-  );
-  rows.measured(
-    'sidecar.pipeGBPerS',
-    rates.pipe.map((each) => each / 1e9),
-    'GB/s',
-  );
-  rows.figure('sidecar.throughputVsPipe', median(rates.sidecar) / median(rates.pipe), 'ratio', rounds);
+  const gigabytes = (each: number): number => each / 1e9;
+  rows.measured('sidecar.streamGBPerS', rates.sidecar.map(gigabytes), 'GB/s');
+  rows.measured('sidecar.pipeGBPerS', rates.pipe.map(gigabytes), 'GB/s');
+  rows.measured('sidecar.throughputVsPipe', ratios(rates.sidecar, rates.pipe), 'ratio');
 }
 
-/** What a second and third turn add to resident memory after the first one. */
-async function growthOf(resident: () => Promise<number>, turn: () => Promise<void>): Promise<number> {
+/** Resident memory after every one of so many turns. The first turn makes connections and compiles: it does not count. */
+async function residentMiB(
+  resident: () => Promise<number>,
+  count: number,
+  turn: () => Promise<void>,
+): Promise<number[]> {
+  const after: number[] = [];
   await turn();
-  const before = await resident();
-  await turn();
-  await turn();
-  return ((await resident()) - before) / MIB;
+  while (after.length < count) {
+    await turn();
+    after.push((await resident()) / MIB);
+  }
+  return after;
+}
+
+/** What the later half of the turns has above the earlier half: a leak would show, one turn's luck does not. */
+function growthOf(mib: readonly number[]): number {
+  const half = mib.length / 2;
+  return median(mib.slice(half)) - median(mib.slice(0, half));
+}
+
+async function waves(pool: Pool, resident: () => Promise<number>, rows: Rows): Promise<void> {
+  const after = await residentMiB(resident, WAVES, () => streams(pool));
+  rows.figure('sidecar.streams1000.growthMiB', growthOf(after), 'MiB', WAVES);
+  rows.figure('sidecar.streams1000.growthPerWaveMiB', growthOf(after) / (WAVES / 2), 'MiB', WAVES);
+}
+
+async function bodies(pool: Pool, sidecar: Child<BenchHttp>, rows: Rows): Promise<void> {
+  const after = await residentMiB(
+    () => sidecar.call('residentBytes'),
+    BODIES,
+    () => largeBody(pool, {}),
+  );
+  rows.figure('sidecar.body64MiB.growthMiB', growthOf(after), 'MiB', BODIES);
+  const held: number[] = [];
+  // Bodies that are read as a whole, scanned and rewritten.
+  for (let i = 0; i < 6; i++) {
+    await sidecar.call('watchLoop');
+    await largeBody(pool, { 'x-kv-cache-source-host-port': '10.0.0.9:8000' });
+    const longestMs = await sidecar.call('longestHoldMs');
+    if (i > 0) held.push(longestMs);
+  }
+  rows.measured('sidecar.body64MiB.heldMs', held, 'ms');
 }
 
 async function streams(pool: Pool): Promise<void> {
@@ -140,7 +173,7 @@ async function streams(pool: Pool): Promise<void> {
   await Promise.all(Array.from({ length: STREAMS }, stream));
 }
 
-async function largeBody(pool: Pool): Promise<void> {
+async function largeBody(pool: Pool, headers: Record<string, string>): Promise<void> {
   const piece = Buffer.alloc(MIB, 0x61);
   const pieces = function* (): Generator<Buffer> {
     yield Buffer.from('{"p":"');
@@ -148,6 +181,6 @@ async function largeBody(pool: Pool): Promise<void> {
     yield Buffer.from('"}');
   };
   const path = '/v1/chat/completions';
-  const { body } = await pool.request({ method: 'POST', path, body: Readable.from(pieces()) });
+  const { body } = await pool.request({ method: 'POST', path, headers, body: Readable.from(pieces()) });
   await body.dump();
 }

@@ -3,6 +3,8 @@
 import { createServer, type Server, type ServerResponse } from 'node:http';
 import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
+import { monitorEventLoopDelay } from 'node:perf_hooks';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { Pool } from 'undici';
@@ -16,6 +18,7 @@ const EVENT_MS = 200;
 
 export class BenchHttp {
   #server: Server | undefined;
+  readonly #delay = monitorEventLoopDelay({ resolution: 1 });
 
   /** Answers `/first` with one event, `/bulk?bytes=N` with so many bytes, `/slow?events=N` with one event at a time. */
   async startModel(): Promise<number> {
@@ -61,11 +64,27 @@ export class BenchHttp {
     );
   }
 
-  /** Bytes of resident memory after a collection. */
-  residentBytes(): number {
+  /** Bytes of resident memory after a collection. Buffers are given back beside it, a little later. */
+  async residentBytes(): Promise<number> {
     setFlagsFromString('--expose-gc');
-    (runInNewContext('gc') as () => void)();
+    const collect = runInNewContext('gc') as () => void;
+    for (let i = 0; i < 3; i++) {
+      collect();
+      await sleep(50);
+    }
     return process.memoryUsage.rss();
+  }
+
+  /** Begins to look how long the event loop is held. */
+  watchLoop(): void {
+    this.#delay.reset();
+    this.#delay.enable();
+  }
+
+  /** Milliseconds, since `watchLoop`. */
+  longestHoldMs(): number {
+    this.#delay.disable();
+    return this.#delay.max / 1e6;
   }
 
   async #listen(server: Server): Promise<number> {

@@ -49,6 +49,8 @@ export type OptionOrigin = 'flag' | 'environment' | 'file' | 'default';
 export interface OptionSources {
   /** Flags by option name; text as it stands on the command line, `true` and `false` for switches. */
   readonly flags?: Readonly<Record<string, string | boolean | undefined>>;
+  /** What stands before the names of flags, for messages: `--peer-` where another program has them too. */
+  readonly flagPrefix?: string | undefined;
   /** The environment. An empty variable counts as not set. */
   readonly env?: Readonly<Record<string, string | undefined>>;
   /** The parsed YAML file: a map by option name. */
@@ -86,7 +88,7 @@ export function resolveOptions(sources: OptionSources): Resolution {
   const given = new Map<OptionName, Given>();
   addYaml(sources, given, faults);
   addEnvironment(sources.env ?? {}, given, warnings);
-  addFlags(sources.flags ?? {}, given, faults);
+  addFlags(sources, given, faults);
   const options = check(given, faults);
   const origins = Object.fromEntries(
     OPTION_NAMES.map((name) => [name, given.get(name)?.origin ?? 'default']),
@@ -146,7 +148,7 @@ function addEnvironment(
 }
 
 function addFlags(
-  flags: Readonly<Record<string, string | boolean | undefined>>,
+  { flags = {}, flagPrefix = '--' }: OptionSources,
   given: Map<OptionName, Given>,
   faults: string[],
 ): void {
@@ -157,7 +159,7 @@ function addFlags(
       continue;
     }
     const value = typeof flag === 'string' ? specOf(name).fromText(flag) : flag;
-    given.set(name, { value, origin: 'flag', label: flagOf(name) });
+    given.set(name, { value, origin: 'flag', label: flagOf(name).replace('--', flagPrefix) });
   }
 }
 

@@ -174,6 +174,26 @@ describe('KV events of a running peer', () => {
     expect(text).toContain('kvpeer_kv_events_buffer{unit="batches"} 1');
   });
 
+  it.each([
+    ['a token below zero', { tokenIds: [-1, 1, 2, 3] }],
+    ['a token of more than 32 bits', { tokenIds: [2 ** 32, 1, 2, 3] }],
+    ['a token that is no whole number', { tokenIds: [0.5, 1, 2, 3] }],
+    ['too few tokens', { tokenIds: [1, 2, 3] }],
+    ['no tokens per block', { tokensPerBlock: 0 }],
+    ['a parent that is no key', { parent: new Uint8Array(3) }],
+    ['an extra key that is no text', { extraKeys: [[7 as unknown as string]] }],
+    ['a place that is no number', { extraKeys: [[['image', NaN]]] }],
+  ] as const)('are refused a description with %s, where it is told and not later', async (_, wrong) => {
+    const peer = await startPeer(EVENTS);
+    const description = { tokenIds: [1, 2, 3, 4], tokensPerBlock: 4, ...wrong };
+    expect(() => {
+      peer.describe(keysOf(1), description);
+    }).toThrow(expect.objectContaining({ code: 'KVPEER_INVALID_ARGUMENT' }) as Error);
+    expect(() => {
+      peer.describe(keysOf(1).subarray(1), { tokenIds: [1, 2, 3, 4], tokensPerBlock: 4 });
+    }).toThrow(/whole keys/);
+  });
+
   it('are not published, and cost nothing, without the option', async () => {
     const peer = await startPeer({ dataPlane: 'none' });
     expect(peer.kvEvents).toBeUndefined();

@@ -2,6 +2,7 @@
 
 import { describe, expect, it } from 'vitest';
 
+import { eventKeysOf } from '../../src/main/hashes/extra-keys.js';
 import { BlockHasher, blockKey, splitBlockKey } from '../../src/main/hashes/index.js';
 import type { BlockHashAlgorithm, HashContext } from '../../src/main/hashes/index.js';
 
@@ -174,5 +175,41 @@ describe('block keys', () => {
 
   it('that are too short to hold a hash are refused', () => {
     expect(() => splitBlockKey(new Uint8Array(4))).toThrow(/a block key of 4 bytes/);
+  });
+});
+
+describe('a prompt that is hashed in pieces', () => {
+  it('has the hashes of the whole, with adapter, items over the border of pieces, and salt', async () => {
+    const hasher = await BlockHasher.create({ algorithm: 'sha256_cbor', tokensPerHash: 4 });
+    const context: HashContext = {
+      lora: LORA,
+      cacheSalt: 'tenant-a',
+      multimodal: [
+        { identifier: 'a', offset: 2, length: 9 },
+        { identifier: 'b', offset: 14, length: 30 },
+      ],
+    };
+    const whole = hasher.blockHashes(TOKENS, context);
+    const pieces: Buffer[] = [];
+    let parent = hasher.noneHash;
+    for (let first = 0; first < TOKENS.length; first += 12) {
+      const piece = hasher.blockHashes(TOKENS.slice(first, first + 12), context, {
+        parent,
+        tokenCount: first,
+      });
+      parent = piece.subarray(piece.length - 32);
+      pieces.push(piece);
+    }
+    expect(Buffer.concat(pieces).equals(whole)).toBe(true);
+  });
+
+  it('says of its blocks in KV events what vLLM says: names as they are, items with their place', () => {
+    const context: HashContext = { lora: LORA, cacheSalt: 's', multimodal: [FIRST_ITEM] };
+    expect([0, 16, 32].map((first) => eventKeysOf(context, first, 16))).toEqual([
+      ['sql-adapter', ['img-1', 4], 's'],
+      ['sql-adapter', ['img-1', -12]],
+      ['sql-adapter'],
+    ]);
+    expect(eventKeysOf({}, 0, 16)).toBeUndefined();
   });
 });

@@ -61,6 +61,21 @@ describe('a batch of KV events', () => {
     );
   });
 
+  it.each([
+    [-1, 'ff'],
+    [-32, 'e0'],
+    [-33, 'd0df'],
+    [-128, 'd080'],
+    [-129, 'd1ff7f'],
+    [-32_768, 'd18000'],
+    [-32_769, 'd2ffff7fff'],
+    [-(2 ** 31), 'd280000000'],
+    [2 ** 31 - 1, 'ce7fffffff'],
+  ])('writes the place %i of an item that may have begun in an earlier block', (place, bytes) => {
+    const written = hex([{ ...stored, extraKeys: [[['i', place]], undefined] }]);
+    expect(written.endsWith(`929192a169${bytes}c000`)).toBe(true);
+  });
+
   it('keeps the time a float64 where it is a whole number', () => {
     expect(writeBatch([], { timeS: 5, rank: 300, form: 'array' }).toString('hex')).toBe(
       '93cb401400000000000090cd012c',

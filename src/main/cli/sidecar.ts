@@ -7,7 +7,16 @@ import type { Logger } from 'pino';
 import { parse as parseYaml } from 'yaml';
 import { KvpeerError } from '../errors.js';
 import { createLogger } from '../observe/log.js';
-import { resolveOptions, type Resolution } from '../options.js';
+import {
+  defaultTextOf as peerDefaultTextOf,
+  flagOf,
+  OPTION_GROUPS,
+  OPTION_NAMES,
+  OPTION_TABLE,
+  resolveOptions,
+  type OptionName,
+  type Resolution,
+} from '../options.js';
 import type { PeerApi, PeerStarter } from '../peer-api.js';
 import { SIDECAR_OPTION_GROUPS } from '../sidecar/options-table.js';
 import {
@@ -30,7 +39,11 @@ const EXAMPLES = `A flag wins over its environment variable, that over the confi
 Examples:
   kvpeer sidecar --port 8000 --model-server-port 8200 --p2p-connector-port 7777 --secure-serving=false
   kvpeer sidecar --ssrf-allow 10.0.0.7:8000 --ssrf-allow 10.0.0.8:8000 --cert-path /etc/tls
-  kvpeer sidecar --enable-ssrf-protection --inference-pool default/pool --configuration-file sidecar.yaml`;
+  kvpeer sidecar --enable-ssrf-protection --inference-pool default/pool --configuration-file sidecar.yaml
+  kvpeer sidecar --peer --peer-pool-bytes 64GiB --peer-block-bytes 8MiB --pull-block-tokens 64 --secure-serving=false`;
+
+/** Flags of the embedded peer are those of `kvpeer serve`, with this in front. */
+const PEER_PREFIX = '--peer-';
 
 type SidecarFlags = Readonly<Record<string, string | boolean | string[] | undefined>> & {
   readonly configuration?: string;
@@ -63,7 +76,7 @@ export function sidecarCommand(start: PeerStarter['start']): Command {
     .addOption(
       new Option(
         '--peer',
-        'run a peer in this process, by KVPEER_* variables and the map `peer` of the configuration (options of kvpeer serve)',
+        'run a peer in this process; its options are those of kvpeer serve as --peer-NAME (which imply this), KVPEER_NAME, or in the map `peer` of the configuration',
       ).helpGroup('Embedded peer:'),
     )
     .addOption(new Option('--vllm-port <port>', 'older name of --model-server-port').hideHelp())
@@ -74,7 +87,34 @@ export function sidecarCommand(start: PeerStarter['start']): Command {
       process.exitCode = await run(flags, start);
       setTimeout(() => process.exit(), LEAVE_MS).unref();
     });
+  for (const group of OPTION_GROUPS) {
+    for (const name of OPTION_NAMES) {
+      if (OPTION_TABLE[name].group === group) command.addOption(peerFlagFor(name));
+    }
+  }
   return command;
+}
+
+function peerFlagFor(name: OptionName): Option {
+  const { help, placeholder, group } = OPTION_TABLE[name];
+  const flag = flagOf(name).replace('--', PEER_PREFIX);
+  const value = placeholder === undefined ? '[on|off]' : `<${placeholder.toLowerCase()}>`;
+  const ownDefault = PEER_DEFAULTS[name] ?? peerDefaultTextOf(name);
+  return new Option(`${flag} ${value}`, `${help} (default: ${ownDefault})`).helpGroup(
+    `Embedded peer, ${group}:`,
+  );
+}
+
+/** What the sidecar knows already is the peer's default. */
+const PEER_DEFAULTS: Partial<Record<OptionName, string>> = {
+  port: '--p2p-connector-port',
+  host: '--pod-ip, else 127.0.0.1',
+  logLevel: '--log-level',
+};
+
+/** `poolBytes` -> `peerPoolBytes`, as commander calls `--peer-pool-bytes`. */
+function attributeOf(name: OptionName): string {
+  return `peer${name[0].toUpperCase()}${name.slice(1)}`;
 }
 
 function flagFor(name: SidecarOptionName): Option {
@@ -131,12 +171,17 @@ function adminOf(
   return adminPort === 'off' ? undefined : { host: adminHost, port: adminPort };
 }
 
-/** What the sidecar knows already is the peer's default: the port that sources are called at, the pod's address. */
-function peerOptionsOf(options: ResolvedSidecarOptions, given: object, yamlFile: string): Resolution {
+/** The port that sources are called at, the pod's address: see PEER_DEFAULTS. */
+function peerOptionsOf(
+  options: ResolvedSidecarOptions,
+  flags: Readonly<Record<string, string | boolean>>,
+  given: object,
+  yamlFile: string,
+): Resolution {
   const { p2pConnectorPort, podIp, logLevel } = options;
   const host = podIp !== undefined && isIP(podIp) !== 0 ? { host: podIp } : {};
   const yaml = { port: p2pConnectorPort, logLevel, ...host, ...given };
-  return resolveOptions({ env: process.env, yaml, yamlFile });
+  return resolveOptions({ flags, flagPrefix: PEER_PREFIX, env: process.env, yaml, yamlFile });
 }
 
 /** The older spelling was merged into the newer one; given again they would be checked again. */
@@ -164,8 +209,21 @@ async function readOptions(flags: SidecarFlags): Promise<SidecarSettings> {
     yaml: own,
     yamlFile,
   });
-  const isEmbedded = hasPeer === true || ofPeer !== undefined;
-  return { options, peer: isEmbedded ? peerOptionsOf(options, ofPeer ?? {}, yamlFile) : undefined };
+  const peerFlags = peerFlagsIn(flags);
+  const isEmbedded = hasPeer === true || ofPeer !== undefined || Object.keys(peerFlags).length > 0;
+  return {
+    options,
+    peer: isEmbedded ? peerOptionsOf(options, peerFlags, ofPeer ?? {}, yamlFile) : undefined,
+  };
+}
+
+function peerFlagsIn(flags: SidecarFlags): Readonly<Record<string, string | boolean>> {
+  const given: Record<string, string | boolean> = {};
+  for (const name of OPTION_NAMES) {
+    const value = flags[attributeOf(name)];
+    if (typeof value === 'string' || typeof value === 'boolean') given[name] = value;
+  }
+  return given;
 }
 
 /** The map `peer` of the configuration is the peer's, the rest is the sidecar's. */

@@ -1,6 +1,6 @@
 // The bytes of a batch of KV events, as vLLM's publisher writes them: msgpack [ts, [event, ...], data_parallel_rank].
 
-import { binBytes, intBytes, listHeadBytes, textBytes, Writer } from '../protocol/writer.js';
+import { binBytes, intBytes, listHeadBytes, signedIntBytes, textBytes, Writer } from '../protocol/writer.js';
 
 /** What further went into a block's hash, per block: text, or text with an offset. */
 export type ExtraKey = string | readonly [string, number];
@@ -102,8 +102,18 @@ function tokens(blocks: readonly Uint32Array[]): Value {
   };
 }
 
+/** An item's place is counted from the block's start: below zero when it began in an earlier block. */
+function place(value: number): Value {
+  return {
+    bytes: signedIntBytes(value),
+    write: (writer) => {
+      writer.signedInt(value);
+    },
+  };
+}
+
 function extraKey(key: ExtraKey): Value {
-  return typeof key === 'string' ? text(key) : list([text(key[0]), integer(key[1])]);
+  return typeof key === 'string' ? text(key) : list([text(key[0]), place(key[1])]);
 }
 
 /** Names and values in the order of the array form. */

@@ -128,6 +128,12 @@ export class NodeEvents {
         `describe: a parent of ${description.parent.byteLength} bytes; give its whole key of ${keyBytes}`,
       );
     }
+    if (extraKeys?.every((entry) => entry === undefined || entry.every(isExtraKey)) === false) {
+      throw new KvpeerError(
+        'KVPEER_INVALID_ARGUMENT',
+        'describe: extraKeys are per block a list of texts, and of pairs of a text and a whole number of 32 bits; give them so, or undefined for a block without any',
+      );
+    }
     let parent = description.parent === undefined ? undefined : hashOf(description.parent);
     for (let i = 0; i < count; i += 1) {
       const key = keys.subarray(i * keyBytes, (i + 1) * keyBytes);
@@ -194,6 +200,13 @@ const MAX_TOKEN_ID = 0xffff_ffff;
 
 function hashOf(key: Uint8Array): Buffer {
   return Buffer.from(key.subarray(0, key.length - GROUP_BYTES));
+}
+
+function isExtraKey(key: unknown): boolean {
+  if (typeof key === 'string') return true;
+  if (!Array.isArray(key) || key.length !== 2) return false;
+  const [name, place] = key as unknown[];
+  return typeof name === 'string' && typeof place === 'number' && (place | 0) === place;
 }
 
 function hostOf({ kvEventsHost, host }: ResolvedOptions): string {

@@ -100,22 +100,26 @@ export class BlockHasher {
   /**
    * The hashes of all full blocks of a prompt, packed: `floor(tokens / tokensPerHash) * hashBytes` bytes.
    *
-   * @param parent hash of the block before the first, for a prompt that is hashed in pieces (without a context: extra
-   *   keys count tokens from the start of the prompt)
+   * @param before for a prompt that is hashed in pieces: the hash of the block before the first, and the number of tokens
+   *   before it, a multiple of `tokensPerHash`
    */
   blockHashes(
     tokenIds: ArrayLike<number>,
     context: HashContext = {},
-    parent: Uint8Array = this.noneHash,
+    before: { readonly parent: Uint8Array; readonly tokenCount: number } = {
+      parent: this.noneHash,
+      tokenCount: 0,
+    },
   ): Buffer {
     const perHash = this.#tokensPerHash;
     const count = Math.floor(tokenIds.length / perHash);
     const hashes = Buffer.allocUnsafe(count * this.hashBytes);
+    let { parent } = before;
     for (let i = 0; i < count; i++) {
       const first = i * perHash;
       const writer = this.#writer.reset().array(3).byteString(parent).array(perHash);
       for (let t = first; t < first + perHash; t++) writer.integer(tokenIds[t]);
-      writer.value(extraKeysOf(context, this.#extraKeys, first, perHash));
+      writer.value(extraKeysOf(context, this.#extraKeys, before.tokenCount + first, perHash));
       parent = this.#digest(writer.bytes());
       hashes.set(parent, i * this.hashBytes);
     }

@@ -52,3 +52,23 @@ export function extraKeysOf(
   }
   return keys.length === 0 ? null : keys;
 }
+
+/**
+ * What KV events say of a block in the place of its extra keys, as vLLM 0.33 publishes them: names and salts as they are,
+ * items with their offset. Undefined when there is nothing beside the tokens.
+ */
+export function eventKeysOf(
+  context: HashContext,
+  firstToken: number,
+  tokenCount: number,
+): (string | readonly [string, number])[] | undefined {
+  const { lora, multimodal = [], cacheSalt } = context;
+  const keys: (string | readonly [string, number])[] = [];
+  if (lora) keys.push(lora.name);
+  for (const { identifier, offset, length } of multimodal) {
+    if (offset >= firstToken + tokenCount || offset + length <= firstToken) continue;
+    keys.push([identifier, offset - firstToken]);
+  }
+  if (firstToken === 0 && cacheSalt) keys.push(cacheSalt);
+  return keys.length === 0 ? undefined : keys;
+}

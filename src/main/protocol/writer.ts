@@ -1,5 +1,13 @@
 // msgpack writing into one buffer whose size is computed first; every value takes its shortest form, as msgspec does.
 
+/** Bytes of a whole number from -2^31 to 2^53 - 1. */
+export function signedIntBytes(value: number): number {
+  if (value >= 0) return intBytes(value);
+  if (value >= -0x20) return 1;
+  if (value >= -0x80) return 2;
+  return value >= -0x8000 ? 3 : 5;
+}
+
 /** Bytes of a whole number from 0 to 2^53 - 1. */
 export function intBytes(value: number): number {
   if (value < 0x80) return 1;
@@ -80,6 +88,24 @@ export class Writer {
       this.byte(0xcf);
       this.position = this.buffer.writeUInt32BE(Math.floor(value / 2 ** 32), this.position);
       this.position = this.buffer.writeUInt32BE(value % 2 ** 32, this.position);
+    }
+  }
+
+  /** Also below zero, down to -2^31: places of multimodal items in KV events. */
+  signedInt(value: number): void {
+    if (value >= 0) {
+      this.int(value);
+    } else if (value >= -0x20) {
+      this.byte(value & 0xff);
+    } else if (value >= -0x80) {
+      this.byte(0xd0);
+      this.byte(value & 0xff);
+    } else if (value >= -0x8000) {
+      this.byte(0xd1);
+      this.position = this.buffer.writeInt16BE(value, this.position);
+    } else {
+      this.byte(0xd2);
+      this.position = this.buffer.writeInt32BE(value, this.position);
     }
   }
 

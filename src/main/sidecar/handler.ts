@@ -38,6 +38,7 @@ import type { Outcome, RequestKind, SidecarMetrics } from './metrics.js';
 import { ParamsFilter, ParamsFilterStream } from './params-filter.js';
 import { inferenceApiOf, readTarget, type InferenceApi, type Profile } from './routes.js';
 import { HINTS, Sources, type SourceOptions } from './sources.js';
+import { promptOf, type Prompt, type PromptFault } from './prompt.js';
 import { tokenIdsOf } from './token-ids.js';
 import { join, responseOn } from './upgrade.js';
 import type { LegRequest, Upstreams } from './upstream.js';
@@ -58,6 +59,12 @@ export interface HandlerParts {
   readonly decoders: Upstreams;
   readonly metrics: SidecarMetrics;
   readonly hooks: SidecarHooks;
+  /**
+   * An embedded peer begins to pull what a request will need.
+   *
+   * @returns where the engine is to pull from instead; undefined: from the source
+   */
+  readonly pullAhead?: ((decision: Decision) => Promise<PeerAddress | undefined> | undefined) | undefined;
   readonly signer: LegSigner;
   readonly log: Logger;
   /** True once the sidecar drains: connections end with the answer they wait for. */
@@ -174,7 +181,7 @@ export class RequestHandler {
       response.detachSocket(request.socket);
       join(socket, server, { head, status, headers: answered });
     });
-    const leg = this.#legOf({ request, path: target.path, headers }, this.#decoderOrigin(rank));
+    const leg = this.#legOf({ request, path: target.path, headers }, this.decoderOrigin(rank));
     const context = { name: 'decode', metrics, signal: ending.signal } as const;
     void runLeg(decoders, { ...leg, body: null, upgrade: request.headers.upgrade }, relay, context);
   }
@@ -275,7 +282,8 @@ export class RequestHandler {
     }
     if (options.trustsClientParams) {
       const { edits, params } = clientEdits(body, object, exchange.api);
-      if (params !== undefined) this.#decided(exchange, 'pull', params, json);
+      // What a trusted client wrote is the engine's as it stands.
+      if (params !== undefined) void this.#decided(exchange, 'pull', params, json);
       return { edits, areKept: params !== undefined };
     }
     if (object.members.some(({ key }) => key === 'kv_transfer_params')) this.#clientParamsRemoved(exchange);
@@ -296,9 +304,10 @@ export class RequestHandler {
 
   async #pullFrom(exchange: InferenceExchange, source: PeerAddress, json: JsonBody): Promise<Done> {
     const { options, log } = this.#parts;
-    const params = pullParams(source);
+    const decided = pullParams(source);
     log.debug({ path: exchange.path, source: formatHostPort(source) }, 'running P2P source protocol');
-    this.#decided(exchange, 'pull', params, json);
+    const peer = await this.#decided(exchange, 'pull', decided, json);
+    const params = peer === undefined ? decided : pullParams(peer);
     const edits = decodeEdits(exchange.api, options.profile, params);
     return this.#decode(exchange, 'pull', ...this.#edited(exchange, json, edits));
   }
@@ -329,7 +338,7 @@ export class RequestHandler {
     const hinted = this.#sources.hinted(json, source === undefined ? [prefillerAt] : undefined);
     const params = pairParams(prefillerAt, isOtherSource ? this.#sources.p2pAddress(source) : hinted);
     log.debug({ path: exchange.path, prefiller: formatHostPort(prefiller) }, 'running P2P protocol');
-    this.#decided(exchange, 'decode', params.decode, json);
+    void this.#decided(exchange, 'decode', params.decode, json);
     const signature = this.#parts.signer.sign(JSON.stringify(params.prefill));
     const [prefillBody, contentLength] = this.#edited(
       exchange,
@@ -370,12 +379,13 @@ export class RequestHandler {
     const { decoders, metrics, isDraining } = this.#parts;
     const { response, signal, rank } = exchange;
     const sink = new DecodeRelay(response, isDraining, signal);
-    const request = { ...this.#legOf(exchange, this.#decoderOrigin(rank)), body, contentLength };
+    const request = { ...this.#legOf(exchange, this.decoderOrigin(rank)), body, contentLength };
     const outcome = await runLeg(decoders, request, sink, { name: 'decode', metrics, signal });
     return { kind, outcome };
   }
 
-  #decoderOrigin(rank: number): string {
+  /** Where the model server of a rank is. */
+  decoderOrigin(rank: number): string {
     const { isDecoderTls, modelServerPort } = this.#parts.options;
     return `${isDecoderTls ? 'https' : 'http'}://localhost:${modelServerPort + rank}`;
   }
@@ -392,11 +402,15 @@ export class RequestHandler {
     kind: Decision['kind'],
     params: Record<string, unknown>,
     { body, object }: JsonBody,
-  ): void {
+  ): Promise<PeerAddress | undefined> | undefined {
     const { api, path, rank, signal } = exchange;
-    const tokenIds = (): Uint32Array | undefined =>
-      api === 'generate' ? tokenIdsOf(body, object) : undefined;
-    this.#parts.hooks.onDecision?.({ api, path, kind, params, rank, tokenIds, signal });
+    const isGenerate = api === 'generate';
+    const tokenIds = (): Uint32Array | undefined => (isGenerate ? tokenIdsOf(body, object) : undefined);
+    const prompt = (): Prompt | PromptFault | undefined => (isGenerate ? promptOf(body, object) : undefined);
+    const decision: Decision = { api, path, kind, params, rank, tokenIds, prompt, signal };
+    const ahead = this.#parts.pullAhead?.(decision);
+    this.#parts.hooks.onDecision?.(decision);
+    return ahead;
   }
 }
 

@@ -1,5 +1,6 @@
 // The seam for a program that wants to know what was decided for a request: an embedded peer starts its pull here.
 
+import type { Prompt, PromptFault } from './prompt.js';
 import type { InferenceApi } from './routes.js';
 
 /** What the sidecar decided for the request that its own model server will compute. */
@@ -18,6 +19,11 @@ export interface Decision {
    * list of token ids. Parsed when asked for, outside the sidecar's own path.
    */
   tokenIds(): Uint32Array | undefined;
+  /**
+   * The same with what else goes into the hashes of its blocks, or why they cannot be computed from the body; undefined
+   * for every other API. Parsed when asked for.
+   */
+  prompt(): Prompt | PromptFault | undefined;
   /** Fires when the request ends for any reason: answered, failed, or the client left. */
   readonly signal: AbortSignal;
 }

@@ -163,6 +163,16 @@ export const SIDECAR_OPTIONS = {
     256 * 2 ** 20,
     'leading blocks of a prompt are pulled ahead up to this size',
   ),
+  enginePullsFrom: embedded(
+    oneOf(['source', 'peer']),
+    'peer',
+    "whom the engine's tier asks for a prompt that is pulled ahead",
+  ),
+  pullWaitMs: embedded(
+    milliseconds(),
+    20,
+    'time for the source to say what it has, before the engine is told to ask it itself',
+  ),
   pullMaxRunning: embedded(count(0, 65_536), 32, 'pulls ahead at the same time, 0 for none'),
 
   trustClientParams: trust(

@@ -15,6 +15,7 @@ import { LegSigner } from './leg-signature.js';
 import { Listener } from './listener.js';
 import { SidecarMetrics } from './metrics.js';
 import { validateSidecarOptions, type ResolvedSidecarOptions, type SidecarOptions } from './options.js';
+import { fetchModels, ServedModels } from './served-models.js';
 import { SpeculativePulls } from './speculative-pull.js';
 import { openServingTls, type ServingTls } from './tls.js';
 import { Upstreams } from './upstream.js';
@@ -124,6 +125,7 @@ class RunningSidecar implements Sidecar {
   readonly #opened: Required<Pick<Opened, 'allowList'>> & Opened;
   readonly #log: Logger;
   readonly #upstreams: readonly Upstreams[];
+  readonly #decoders: Upstreams;
   readonly #listeners: Listener[] = [];
   readonly #handler: RequestHandler;
   #admin: AdminServer | undefined;
@@ -147,6 +149,7 @@ class RunningSidecar implements Sidecar {
     const prefillers = new Upstreams({ isVerified: !isInsecure('prefiller'), maxIdlePerOrigin });
     const decoders = new Upstreams({ isVerified: !isInsecure('decoder'), maxIdlePerOrigin });
     this.#upstreams = [prefillers, decoders];
+    this.#decoders = decoders;
     this.#handler = new RequestHandler({
       options: {
         profile: options.profile,
@@ -167,12 +170,8 @@ class RunningSidecar implements Sidecar {
       prefillers,
       decoders,
       metrics: this.metrics,
-      hooks: {
-        onDecision: (decision) => {
-          this.#pulls?.onDecision(decision);
-          parts.hooks?.onDecision?.(decision);
-        },
-      },
+      hooks: parts.hooks ?? {},
+      pullAhead: (decision) => this.#pulls?.begin(decision),
       signer: new LegSigner(opened.legKey),
       log,
       isDraining: () => this.#closing !== undefined,
@@ -238,6 +237,7 @@ class RunningSidecar implements Sidecar {
   async #pullAhead(): Promise<void> {
     const { peer } = this.#parts;
     const { pullMaxRunning, pullBlockTokens, pullHashesPerBlock, pullMaxMs, pullMaxBytes } = this.#options;
+    const { enginePullsFrom, pullWaitMs } = this.#options;
     if (peer === undefined || pullMaxRunning === 0) return;
     this.#pulls = await SpeculativePulls.create(
       peer,
@@ -248,10 +248,16 @@ class RunningSidecar implements Sidecar {
         maxMs: pullMaxMs,
         maxBytes: pullMaxBytes,
         maxRunning: pullMaxRunning,
+        engineAsks: enginePullsFrom,
+        waitMs: pullWaitMs,
       },
-      { log: this.#log, registry: this.metrics.registry },
+      { log: this.#log, registry: this.metrics.registry, models: new ServedModels(this.#modelsOf) },
     );
   }
+
+  /** The list of a rank's model server, through the connections that its legs take. */
+  readonly #modelsOf = (rank: number, signal: AbortSignal): Promise<string | undefined> =>
+    fetchModels(this.#decoders, this.#handler.decoderOrigin(rank), signal);
 
   #adminRoutes(): Readonly<Record<string, AdminRoute>> {
     const { peer } = this.#parts;

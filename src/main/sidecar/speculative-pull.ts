@@ -6,19 +6,20 @@ import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
 
 import { KvpeerError } from '../errors.js';
-import { BlockHasher, type BlockHashAlgorithm } from '../hashes/index.js';
+import { eventKeysOf } from '../hashes/extra-keys.js';
+import { BlockHasher, type BlockHashAlgorithm, type HashContext } from '../hashes/index.js';
+import { isSameAddress, parseHostPort } from '../params/address.js';
+import type { PeerAddress } from '../params/types.js';
 import type { PeerApi, PeerRequest } from '../peer-api.js';
+import type { Decision } from './hooks.js';
+import type { Prompt, PromptFault } from './prompt.js';
+import type { ServedModels } from './served-models.js';
 
 /** The peer, as far as a pull needs it. */
-export type PullingPeer = Pick<PeerApi, 'open' | 'describe' | 'blockBytes' | 'keyBytes'>;
+export type PullingPeer = Pick<PeerApi, 'address' | 'open' | 'describe' | 'blockBytes' | 'keyBytes'>;
 
 /** What was decided for a request (hooks.ts), as far as a pull needs it. */
-export interface PullDecision {
-  readonly kind: 'decode' | 'pull';
-  readonly params: Readonly<Record<string, unknown>>;
-  tokenIds(): Uint32Array | undefined;
-  readonly signal: AbortSignal;
-}
+export type PullDecision = Pick<Decision, 'api' | 'kind' | 'params' | 'rank' | 'prompt' | 'signal'>;
 
 export interface SpeculativePullOptions {
   /** Tokens of one hash: the engine's block size. */
@@ -33,12 +34,19 @@ export interface SpeculativePullOptions {
   readonly maxBytes: number;
   /** Pulls at the same time; further requests go without. */
   readonly maxRunning: number;
+  /**
+   * With `peer` the engine is told to pull from this process's peer, once that has slots for the blocks, or has them.
+   * When the source has not answered by `waitMs`, the engine is told the source.
+   */
+  readonly engineAsks: 'source' | 'peer';
+  readonly waitMs: number;
 }
 
 export interface SpeculativePullParts {
   readonly log: Logger;
   /** Where its metrics are registered. */
   readonly registry: Registry;
+  readonly models: Pick<ServedModels<number>, 'find'>;
 }
 
 /** How a pull ended. */
@@ -48,6 +56,10 @@ export type PullOutcome =
   | 'nothing'
   /** The prompt has no full block. */
   | 'short'
+  /** Hashes cannot be computed from the body, or the model server does not say what a model's name stands for. */
+  | PromptFault
+  /** The source is this process's peer. */
+  | 'self'
   /** Too many pulls were running. */
   | 'busy'
   /** The request ended first. */
@@ -71,9 +83,11 @@ const ALGORITHM_OF_KEY_BYTES: ReadonlyMap<number, BlockHashAlgorithm> = new Map(
  */
 export class SpeculativePulls {
   readonly #peer: PullingPeer;
+  readonly #self: PeerAddress | undefined;
   readonly #hasher: BlockHasher;
   readonly #options: SpeculativePullOptions;
   readonly #log: Logger;
+  readonly #models: SpeculativePullParts['models'];
   readonly #outcomes: Counter;
   readonly #blocks: Counter;
   readonly #running = new Set<Promise<PullOutcome>>();
@@ -105,9 +119,12 @@ export class SpeculativePulls {
     peer: PullingPeer,
     hasher: BlockHasher,
     options: SpeculativePullOptions,
-    { log, registry }: SpeculativePullParts,
+    { log, registry, models }: SpeculativePullParts,
   ) {
     this.#peer = peer;
+    const self = parseHostPort(peer.address);
+    this.#self = 'reason' in self ? undefined : self;
+    this.#models = models;
     this.#hasher = hasher;
     this.#options = options;
     this.#log = log;
@@ -125,23 +142,39 @@ export class SpeculativePulls {
     });
   }
 
-  /** The hook: starts a pull where there is something to pull, and returns at once. */
-  readonly onDecision = (decision: PullDecision): void => {
-    if (decision.kind !== 'pull' || this.#closing.signal.aborted) return;
-    const source = decision.params.remote_kv_source;
-    const tokenIds = source === undefined ? undefined : decision.tokenIds();
-    if (tokenIds === undefined) return;
-    if (this.#running.size >= this.#options.maxRunning) {
-      this.#outcomes.inc({ outcome: 'busy' satisfies PullOutcome });
-      return;
+  /**
+   * Starts a pull where there is something to pull, and returns at once.
+   *
+   * @returns where the engine is to pull from instead of the source; undefined: from the source
+   */
+  begin(decision: PullDecision): Promise<PeerAddress | undefined> | undefined {
+    const { api, kind, params } = decision;
+    if (api !== 'generate' || kind !== 'pull' || this.#closing.signal.aborted) return undefined;
+    const source = addressIn(params.remote_kv_source);
+    if (source === undefined) return undefined;
+    if (this.#self !== undefined && isSameAddress(source, this.#self)) {
+      this.#count('self');
+      return undefined;
     }
-    const pull = this.#pull(source, tokenIds, decision.signal);
-    this.#running.add(pull);
-    void pull.then((outcome) => {
-      this.#running.delete(pull);
-      this.#outcomes.inc({ outcome });
+    if (this.#running.size >= this.#options.maxRunning) {
+      this.#count('busy');
+      return undefined;
+    }
+    return new Promise((resolve) => {
+      const pull = this.#pull(source, decision, () => {
+        resolve(this.#self);
+      });
+      this.#running.add(pull);
+      void pull.then((outcome) => {
+        this.#running.delete(pull);
+        this.#count(outcome);
+        resolve(undefined);
+      });
+      const { engineAsks, waitMs } = this.#options;
+      if (engineAsks === 'source') resolve(undefined);
+      else setTimeout(resolve, waitMs, undefined).unref();
     });
-  };
+  }
 
   /** Gives up what runs. */
   async close(): Promise<void> {
@@ -149,27 +182,46 @@ export class SpeculativePulls {
     await Promise.all(this.#running);
   }
 
-  /** Never rejects. */
-  async #pull(source: unknown, tokenIds: Uint32Array, requestEnd: AbortSignal): Promise<PullOutcome> {
+  #count(outcome: PullOutcome): void {
+    this.#outcomes.inc({ outcome });
+  }
+
+  /**
+   * Never rejects.
+   *
+   * @param onExpected the blocks are on their way here
+   */
+  async #pull(source: PeerAddress, decision: PullDecision, onExpected: () => void): Promise<PullOutcome> {
     const late = AbortSignal.timeout(this.#options.maxMs);
-    const signal = AbortSignal.any([requestEnd, late, this.#closing.signal]);
+    const signal = AbortSignal.any([decision.signal, late, this.#closing.signal]);
     let request: PeerRequest | undefined;
     const finish = (): void => request?.finish();
     const isOver = (): boolean => signal.aborted;
     try {
       signal.addEventListener('abort', finish, { once: true });
-      const { remote_host, remote_port } = source as Readonly<Record<string, unknown>>;
-      // Dials at once, while the hashes are computed.
-      request = this.#peer.open({ remote_kv_source: { remote_host, remote_port } });
-      const keys = await this.#keysOf(tokenIds, signal);
+      // The leg leaves first, unless it waits for this.
+      if (this.#options.engineAsks === 'source') await nextTurn();
+      const prompt = decision.prompt();
+      if (prompt === undefined) return 'no-tokens';
+      if (typeof prompt === 'string') return prompt;
+      const context = await this.#contextOf(prompt, decision.rank);
+      if (typeof context === 'string') return context;
       if (isOver()) return endOf(late);
-      if (keys.length === 0) return 'short';
+      if (this.#blockCount(prompt) === 0) return 'short';
+      // Dials at once, while the hashes are computed.
+      request = this.#peer.open({
+        remote_kv_source: { remote_host: source.host, remote_port: source.port },
+      });
+      const keys = await this.#keysOf(prompt.tokenIds, context, signal);
+      if (isOver()) return endOf(late);
       const { leadingCount } = await request.lookup(keys);
       if (isOver()) return endOf(late);
       if (leadingCount === 0) return 'nothing';
       const leading = keys.subarray(0, leadingCount * this.#peer.keyBytes);
-      this.#describe(leading, tokenIds);
-      const load = await request.load(leading);
+      this.#describe(leading, prompt.tokenIds, context);
+      const loading = request.load(leading);
+      onExpected();
+      const load = await loading;
       const { pulledCount } = load;
       load.release();
       this.#blocks.inc(pulledCount);
@@ -185,25 +237,52 @@ export class SpeculativePulls {
     }
   }
 
-  /** With the tokens known, KV events can announce what arrives. */
-  #describe(keys: Uint8Array, tokenIds: Uint32Array): void {
-    const { tokensPerHash, hashesPerChunk = 1 } = this.#options;
-    this.#peer.describe(keys, { tokenIds, tokensPerBlock: tokensPerHash * hashesPerChunk });
+  /** What goes into the hashes beside the tokens. */
+  async #contextOf(prompt: Prompt, rank: number): Promise<HashContext | PromptFault> {
+    const { model, cacheSalt, multimodal } = prompt;
+    const context: HashContext = {
+      ...(cacheSalt === undefined ? {} : { cacheSalt }),
+      ...(multimodal.length === 0 ? {} : { multimodal }),
+    };
+    if (model === undefined) return context;
+    const served = await this.#models.find(rank, model);
+    if (served === undefined) return 'unknown-model';
+    if (served.kind === 'base') return context;
+    // Some engines put the adapter into the names of items as well; which do is not to be seen from here.
+    return multimodal.length > 0 ? 'unknown-features' : { ...context, lora: served.adapter };
   }
 
-  /** Keys of the prompt's full blocks, up to the bound, a piece per turn of the event loop. */
-  async #keysOf(tokenIds: Uint32Array, signal: AbortSignal): Promise<Uint8Array> {
-    const { tokensPerHash, hashesPerChunk = 1, maxBytes } = this.#options;
-    const { blockBytes, keyBytes } = this.#peer;
+  /** With the tokens known, KV events can announce what arrives. */
+  #describe(keys: Uint8Array, tokenIds: Uint32Array, context: HashContext): void {
+    const { tokensPerHash, hashesPerChunk = 1 } = this.#options;
     const tokensPerBlock = tokensPerHash * hashesPerChunk;
-    const count = Math.min(Math.floor(tokenIds.length / tokensPerBlock), Math.floor(maxBytes / blockBytes));
+    const extraKeys = Array.from({ length: keys.length / this.#peer.keyBytes }, (_, block) =>
+      eventKeysOf(context, block * tokensPerBlock, tokensPerBlock),
+    );
+    this.#peer.describe(keys, { tokenIds, tokensPerBlock, loraName: context.lora?.name, extraKeys });
+  }
+
+  /** Full blocks of the prompt, up to the bound of bytes. */
+  #blockCount({ tokenIds }: Pick<Prompt, 'tokenIds'>): number {
+    const { tokensPerHash, hashesPerChunk = 1, maxBytes } = this.#options;
+    const full = Math.floor(tokenIds.length / (tokensPerHash * hashesPerChunk));
+    return Math.min(full, Math.floor(maxBytes / this.#peer.blockBytes));
+  }
+
+  /** Keys of these blocks, a piece per turn of the event loop. */
+  async #keysOf(tokenIds: Uint32Array, context: HashContext, signal: AbortSignal): Promise<Uint8Array> {
+    const { tokensPerHash, hashesPerChunk = 1 } = this.#options;
+    const { keyBytes } = this.#peer;
+    const tokensPerBlock = tokensPerHash * hashesPerChunk;
+    const count = this.#blockCount({ tokenIds });
     const keys = new Uint8Array(count * keyBytes);
     const hashBytes = keyBytes - GROUP_BYTES;
-    let parent: Uint8Array | undefined;
+    let parent = this.#hasher.noneHash;
     for (let first = 0; first < count && !signal.aborted; first += BLOCKS_PER_TURN) {
       const end = Math.min(count, first + BLOCKS_PER_TURN);
-      const piece = tokenIds.subarray(first * tokensPerBlock, end * tokensPerBlock);
-      const hashes = this.#hasher.blockHashes(piece, {}, parent);
+      const tokenCount = first * tokensPerBlock;
+      const piece = tokenIds.subarray(tokenCount, end * tokensPerBlock);
+      const hashes = this.#hasher.blockHashes(piece, context, { parent, tokenCount });
       for (let block = first; block < end; block += 1) {
         // A block of several hashes has the name of the last.
         const at = ((block - first + 1) * hashesPerChunk - 1) * hashBytes;
@@ -214,6 +293,13 @@ export class SpeculativePulls {
     }
     return keys;
   }
+}
+
+function addressIn(section: unknown): PeerAddress | undefined {
+  if (typeof section !== 'object' || section === null) return undefined;
+  if (!('remote_host' in section) || !('remote_port' in section)) return undefined;
+  const { remote_host: host, remote_port: port } = section;
+  return typeof host === 'string' && typeof port === 'number' ? { host, port } : undefined;
 }
 
 function endOf(late: AbortSignal): PullOutcome {

@@ -144,6 +144,18 @@ describe('a client that ends its side after its request', () => {
     expect(decoder.legs).toHaveLength(0);
   });
 
+  it('has left when it was a TLS connection', async () => {
+    await restart({ secureServing: true });
+    prefiller.script = () => undefined;
+    const socket = connectTls({ port: sidecar.port, host: '127.0.0.1', rejectUnauthorized: false });
+    socket.on('error', () => undefined);
+    socket.write(requestText(CHAT, '{}', viaPrefiller()));
+    await prefiller.until(() => prefiller.legs.length === 1);
+    socket.end();
+    await prefiller.until(() => prefiller.abortedCount === 1);
+    expect(decoder.legs).toHaveLength(0);
+  });
+
   it('has left when that happens inside a stream', async () => {
     decoder.script = (_leg, response) => {
       response.writeHead(200, { 'content-type': 'text/event-stream' });

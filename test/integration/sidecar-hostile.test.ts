@@ -5,7 +5,15 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { ModelServer, rawExchange } from './support/model-server.js';
-import { CHAT, FROM_SOURCE, opened, rawServer, requestText, startSidecar } from './support/sidecar.js';
+import {
+  CHAT,
+  FROM_SOURCE,
+  counted,
+  opened,
+  rawServer,
+  requestText,
+  startSidecar,
+} from './support/sidecar.js';
 
 let decoder: ModelServer;
 let sidecar: Sidecar;
@@ -168,6 +176,8 @@ describe('a client that leaves', () => {
     client.destroy();
     await rawExchange(sidecar.port, post(CHAT, '{"b":1}'));
     await sidecar.close();
+    const left = 'kvpeer_sidecar_request_duration_seconds_count{kind="local",outcome="left"}';
+    expect(await counted(sidecar, left)).toBe(1);
     expect(decoder.legs.map(({ body }) => body.toString())).toEqual(['{"b":1}']);
   });
 

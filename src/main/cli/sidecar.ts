@@ -45,6 +45,15 @@ Examples:
 /** Flags of the embedded peer are those of `kvpeer serve`, with this in front. */
 const PEER_PREFIX = '--peer-';
 
+/** The same list is in README.md. */
+const NOT_HERE = `Of the reference, these parts are not here:
+  connectors other than offloading (nixlv2 with --enable-p2p-pull too), encoder legs, chunked decode, prefill retries:
+    asking for one of the first three ends the start with a message; the retry flags have no effect, as with the reference
+    and this connector; x-encoder-hosts-ports is ignored and counted
+  HTTP/2: HTTP/1.1 is negotiated; a wish for h2c is read past
+  export of traces: trace context is passed to both legs, --tracing has no effect
+  the reference's metrics by their names, --metrics-cert-dir, speculative prefill`;
+
 type SidecarFlags = Readonly<Record<string, string | boolean | string[] | undefined>> & {
   readonly configuration?: string;
   readonly configurationFile?: string;
@@ -82,7 +91,7 @@ export function sidecarCommand(start: PeerStarter['start']): Command {
     .addOption(new Option('--vllm-port <port>', 'older name of --model-server-port').hideHelp())
     .addOption(new Option('--configuration <yaml>', 'options as a YAML map').helpGroup('Operation:'))
     .addOption(new Option('--configuration-file <file>', 'YAML file of options').helpGroup('Operation:'))
-    .addHelpText('after', `\n${EXIT_CODES_HELP}\n\n${EXAMPLES}`)
+    .addHelpText('after', `\n${NOT_HERE}\n\n${EXIT_CODES_HELP}\n\n${EXAMPLES}`)
     .action(async (flags: SidecarFlags) => {
       process.exitCode = await run(flags, start);
       setTimeout(() => process.exit(), LEAVE_MS).unref();

@@ -61,6 +61,15 @@ export function joined(pieces: readonly Buffer[]): Buffer {
   return pieces.length === 1 ? pieces[0] : Buffer.concat(pieces);
 }
 
+/** There is nobody to answer. */
+export class ClientLeft extends Error {
+  override readonly name = 'ClientLeft';
+
+  constructor() {
+    super('the client left before its body was complete');
+  }
+}
+
 export interface JsonBody {
   readonly body: Body;
   readonly object: JsonObject;
@@ -123,7 +132,7 @@ function forEachPiece(request: IncomingMessage, take: (piece: Buffer) => void): 
     request.on('data', takeOrFail);
     request.once('end', resolve);
     request.once('close', () => {
-      reject(new Error('the client left before its body was complete'));
+      reject(new ClientLeft());
     });
   });
 }

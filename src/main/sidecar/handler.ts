@@ -1,13 +1,13 @@
 // One request from its head to the end of its answer: the order of decisions, and the three ways it can go.
 
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { Readable, type Duplex } from 'node:stream';
+import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { formatHostPort, isSameAddress } from '../params/address.js';
 import type { PeerAddress } from '../params/types.js';
 import type { AllowList } from './allow-list.js';
 import { answerError, answerText } from './answers.js';
-import { hasBody, isChunked, joined, readAny, readJson, type Body, type JsonBody } from './body.js';
+import { ClientLeft, hasBody, readAny, readJson, type JsonBody } from './body.js';
 import { ClientParamsFault, clientEdits } from './client-params.js';
 import {
   choosePrefiller,
@@ -19,8 +19,9 @@ import {
   type PrefillerTarget,
 } from './headers.js';
 import type { Decision, SidecarHooks } from './hooks.js';
-import { editJson, type JsonEdits } from './json-edit.js';
+import type { JsonEdits } from './json-edit.js';
 import { JsonFault } from './json-scan.js';
+import { bodyWithoutParams, editedBody, type LegBody } from './leg-body.js';
 import { runLeg, type LegSink } from './leg-run.js';
 import { SIGNATURE_HEADER, type LegSigner } from './leg-signature.js';
 import { DecodeRelay, DISCARD, PrefillRelay } from './leg-sinks.js';
@@ -35,7 +36,7 @@ import {
 } from './legs.js';
 import { linger } from './linger.js';
 import type { Outcome, RequestKind, SidecarMetrics } from './metrics.js';
-import { ParamsFilter, ParamsFilterStream } from './params-filter.js';
+import { ParamsFilterStream } from './params-filter.js';
 import { inferenceApiOf, readTarget, type InferenceApi, type Profile } from './routes.js';
 import { HINTS, Sources, type SourceOptions } from './sources.js';
 import { promptOf, type Prompt, type PromptFault } from './prompt.js';
@@ -127,7 +128,7 @@ export class RequestHandler {
   }
 
   #fail(error: unknown, response: ServerResponse, signal: AbortSignal, log: Logger): Done {
-    if (signal.aborted) return { kind: 'local', outcome: 'left' };
+    if (signal.aborted || error instanceof ClientLeft) return { kind: 'local', outcome: 'left' };
     if (error instanceof JsonFault || error instanceof ClientParamsFault) {
       return refuse(response, error.message);
     }
@@ -260,7 +261,7 @@ export class RequestHandler {
     const { body, object } = isStateless ? await readJson(exchange.request) : await readAny(exchange.request);
     if (object === undefined) {
       // Engines read more than JSON (NaN, for one), so what is no JSON to us may still carry params: nobody checked them.
-      return this.#decode(exchange, 'plain', Readable.from(withoutParams(body)), lengthOf(exchange, body));
+      return this.#decode(exchange, 'plain', ...bodyWithoutParams(exchange.request, body));
     }
     const json = { body, object };
     const params = this.#paramsEdits(exchange, json);
@@ -313,15 +314,9 @@ export class RequestHandler {
   }
 
   /** Hints that are read here are taken out: nobody behind this sidecar acts on what it has judged. */
-  #edited({ request }: Exchange, { body, object }: JsonBody, edits: JsonEdits): EditedBody {
+  #edited({ request }: Exchange, json: JsonBody, edits: JsonEdits): LegBody {
     const { readsHints } = this.#parts.options;
-    const all = readsHints ? new Map([...edits, [HINTS, { kind: 'remove' }] as const]) : edits;
-    const pieces = editJson(body, object, all);
-    const byteLength = pieces.reduce((sum, { length }) => sum + length, 0);
-    // One piece leaves together with its head; more of a large body would have to be copied for that.
-    const whole = byteLength <= JOINED_BYTES ? [joined(pieces)] : pieces;
-    if (isChunked(request)) return [Readable.from(whole)];
-    return whole.length === 1 ? [whole[0]] : [Readable.from(whole), String(byteLength)];
+    return editedBody(request, json, readsHints ? new Map([...edits, [HINTS, { kind: 'remove' }]]) : edits);
   }
 
   /** Profile B computes the prompt first; in profile A both legs leave at once and the prefill's end is not awaited. */
@@ -414,12 +409,6 @@ export class RequestHandler {
   }
 }
 
-/** A body that was edited, and its length where the client's had one. */
-type EditedBody = readonly [body: Buffer | Readable, contentLength?: string];
-
-/** Larger edited bodies are sent in the pieces in which they came. */
-const JOINED_BYTES = 256 * 1024;
-
 /** What becomes of the params of a request, and whether some stay in it. */
 interface ParamsFate {
   readonly edits: JsonEdits;
@@ -446,16 +435,4 @@ function isReadAsJson(request: IncomingMessage): boolean {
 
 function signatureOf(request: IncomingMessage): string | undefined {
   return headerLines(request.rawHeaders, SIGNATURE_HEADER).at(0);
-}
-
-/** The filter keeps the length of a body. */
-function lengthOf({ request }: Exchange, body: Body): string | undefined {
-  return isChunked(request) ? undefined : String(body.byteLength);
-}
-
-/** Piece by piece, as the leg takes them. Throws UnreadableBody for an encoding in which params could hide. */
-function* withoutParams(body: Body): Generator<Buffer> {
-  const filter = new ParamsFilter();
-  for (const piece of body.pieces()) yield* filter.push(Buffer.from(piece));
-  yield* filter.end();
 }

@@ -46,6 +46,45 @@ export class Fifo implements Policy {
   }
 }
 
+/** One visited bit and a hand that goes round the places, a newcomer's just behind it. */
+export class Clock implements Policy {
+  readonly #places: number[] = [];
+  readonly #placeOf = new Map<number, number>();
+  readonly #visited: boolean[] = [];
+  #hand = 0;
+
+  constructor(readonly size: number) {}
+
+  has(id: number): boolean {
+    return this.#placeOf.has(id);
+  }
+
+  touch(id: number): void {
+    const place = this.#placeOf.get(id);
+    if (place !== undefined) {
+      this.#visited[place] = true;
+      return;
+    }
+    if (this.#places.length < this.size) {
+      this.#put(this.#places.length, id);
+      return;
+    }
+    while (this.#visited[this.#hand]) {
+      this.#visited[this.#hand] = false;
+      this.#hand = (this.#hand + 1) % this.size;
+    }
+    this.#placeOf.delete(this.#places[this.#hand]);
+    this.#put(this.#hand, id);
+    this.#hand = (this.#hand + 1) % this.size;
+  }
+
+  #put(place: number, id: number): void {
+    this.#places[place] = id;
+    this.#visited[place] = false;
+    this.#placeOf.set(id, place);
+  }
+}
+
 /** Megiddo and Modha's adaptive replacement cache: recent (t1) and frequent (t2) blocks, and ghosts of both. */
 export class Arc implements Policy {
   readonly #t1: Queue = new Map();

@@ -15,10 +15,7 @@ import {
   Outcome,
 } from '../../src/shared/operations.js';
 import { SlotTable } from '../../src/shared/slot-state.js';
-import type { EvictionPolicy } from '../../src/workers/eviction.js';
 import { ShardSlots } from '../../src/workers/slots.js';
-
-export type PolicyMaker = (table: SlotTable, firstSlot: number, slotCount: number) => EvictionPolicy;
 
 /** A node's shards in this thread. */
 export class SmallPool {
@@ -28,7 +25,8 @@ export class SmallPool {
   private readonly memory: ExtentMemory;
   private readonly shards: ShardSlots[];
 
-  constructor(numBlocks: number, shardCount: number, makePolicy?: PolicyMaker) {
+  /** @param seed of the hash that puts keys into shards, buckets and ghosts */
+  constructor(numBlocks: number, shardCount: number, seed = 0x5eed_5eed_5eed_5eedn) {
     this.native = loadNative();
     this.layout = computeLayout({ numBlocks, blockBytes: 4096, keyBytes: REPLAY_KEY_BYTES, shardCount });
     const control = this.native.mapAnonymous({
@@ -36,13 +34,12 @@ export class SmallPool {
       huge: false,
       lock: false,
     }).buffer;
-    writeHeader(control, this.layout, { seed: 0x5eed_5eed_5eed_5eedn, incarnation: 1n });
+    writeHeader(control, this.layout, { seed, incarnation: 1n });
     this.handle = this.native.attachControl(control);
     this.memory = new ExtentMemory(control, this.layout);
     const table = new SlotTable(control, this.layout);
     this.shards = Array.from({ length: shardCount }, (_, shard) => {
       const scratch = workerScratch(this.layout, shard);
-      const share = this.layout.slotsPerShard;
       return new ShardSlots(
         table,
         this.memory,
@@ -51,7 +48,6 @@ export class SmallPool {
         (extent, first, count) => {
           this.native.hashKeys(this.handle, extent, first, count, scratch);
         },
-        makePolicy?.(table, shard * share, share),
       );
     });
   }

@@ -62,6 +62,8 @@ const char* readControlHeader(uint8_t* base, size_t bytes, ControlMap* control) 
   if (!isPlaced(kArenaOffset, field[kArenaBytes])) return "arenaOffset is wrong";
   if (!isPlaced(kIndexOffset, shardCount * buckets * kBucketBytes)) return "indexOffset is wrong";
   if (!isPlaced(kRecordsOffset, numBlocks * recordBytes)) return "recordsOffset is wrong";
+  const uint64_t historyBytes = kHistoryStatisticsBytes + kGhostBytesPerSlot * field[kSlotsPerShard];
+  if (!isPlaced(kHistoryOffset, shardCount * ((historyBytes + 63) / 64 * 64))) return "historyOffset is wrong";
   if (field[kControlBytes] != end || end > kMaxControlBytes) return "controlBytes is wrong";
   if (bytes < end) return "the mapping is smaller than its header says";
 

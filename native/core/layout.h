@@ -8,7 +8,7 @@
 namespace kvpeer {
 
 constexpr uint64_t kLayoutMagic = 0x4d4372656570766b;
-constexpr uint64_t kLayoutVersion = 1;
+constexpr uint64_t kLayoutVersion = 2;
 constexpr size_t kPageBytes = 4096;
 
 // u64 fields of the header, at index * 8.
@@ -35,6 +35,7 @@ enum HeaderField : size_t {
   kArenaBytes,
   kIndexOffset,
   kRecordsOffset,
+  kHistoryOffset,
   kHeaderFieldCount
 };
 
@@ -49,6 +50,8 @@ constexpr uint64_t kRingRecordsOffset = 256;
 constexpr uint64_t kRingRecordBytes = 32;
 constexpr uint64_t kWorkerScratchBytes = 65536;
 constexpr uint64_t kCounterBytesPerWorker = 512;
+constexpr uint64_t kHistoryStatisticsBytes = 256;
+constexpr uint64_t kGhostBytesPerSlot = 4;
 constexpr uint64_t kPoolScratchBytes = 4096;
 
 constexpr size_t kBucketBytes = 64;

@@ -5,7 +5,7 @@ import { type Layout, PAGE_BYTES, computeLayout } from './layout.js';
 /** "kvpeerCM", read as a little-endian u64. */
 export const LAYOUT_MAGIC = 0x4d43_7265_6570_766bn;
 /** Raised with every change of layout.ts or of the hash: the native code and an adopted mapping must agree with them. */
-export const LAYOUT_VERSION = 1;
+export const LAYOUT_VERSION = 2;
 
 /** Header fields, u64 little endian at `field * 8`. The native code reads the same list (native/core/layout.h). */
 export const HeaderField = {
@@ -31,8 +31,9 @@ export const HeaderField = {
   ArenaBytes: 19,
   IndexOffset: 20,
   RecordsOffset: 21,
+  HistoryOffset: 22,
 } as const;
-const HEADER_FIELD_COUNT = 22;
+const HEADER_FIELD_COUNT = 23;
 
 /** What readLayout finds beside the sizes. */
 export interface AdoptedLayout extends Layout {
@@ -137,6 +138,7 @@ function headerNumbers(layout: Layout): Record<NumberField, number> {
     ArenaBytes: layout.arenaBytes,
     IndexOffset: layout.indexOffset,
     RecordsOffset: layout.recordsOffset,
+    HistoryOffset: layout.historyOffset,
   };
 }
 

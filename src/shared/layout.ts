@@ -11,8 +11,10 @@
  *     arena     extents of operations.ts, handed out by main in units of EXTENT_UNIT_BYTES
  *     index     per shard     bucketsPerShard x 64 bytes: eight entries (tag, slot + 1), slot + 1 = 0 means empty;
  *                             both buckets of a key lie in the same 64 of them
- *     records   per slot      recordBytes: | state u32 | key length u8, chain position u8, 0, 0 | checksum u64 |
+ *     records   per slot      recordBytes: | state u32 | key length u8, chain position u8, eviction u16 | checksum u64 |
  *                                          | link A i32 | link B i32 | key, zero-padded |
+ *     history   per shard     what eviction has learned: statistics, then GHOSTS_PER_SLOT u16 per slot
+ *                             (workers/eviction-history.ts)
  *
  * Pool: | slot 0 | slot 1 | ... | slot numBlocks-1 | scratch page, 4096 |   slot address = base + slot * blockBytes
  *
@@ -48,6 +50,8 @@ export const PAGE_BUCKETS = 64;
 export const RECORD_STATE = 0;
 export const RECORD_KEY_LENGTH = 4;
 export const RECORD_CHAIN_POSITION = 5;
+/** Queue and age of the block (workers/eviction.ts). */
+export const RECORD_EVICTION = 6;
 export const RECORD_CHECKSUM = 8;
 export const RECORD_LINK_A = 16;
 export const RECORD_LINK_B = 20;
@@ -68,6 +72,8 @@ export const POOL_SCRATCH_BYTES = 4096;
 export const HASH_WORDS = 4;
 export const SCRATCH_BYTES = 65_536;
 export const COUNTERS_PER_WORKER = 64;
+export const HISTORY_STATISTICS_BYTES = 256;
+export const GHOSTS_PER_SLOT = 2;
 
 /** Sections start on a page; the header has one of its own. */
 export const PAGE_BYTES = 4096;
@@ -106,6 +112,7 @@ export interface Layout {
   readonly arenaBytes: number;
   readonly indexOffset: ByteOffset;
   readonly recordsOffset: ByteOffset;
+  readonly historyOffset: ByteOffset;
   /** Bytes the control mapping needs. */
   readonly controlBytes: number;
   /** Bytes the pool needs: all slots and the scratch page. */
@@ -156,6 +163,7 @@ export function computeLayout(options: LayoutOptions): Layout {
   const arenaOffset = place(arenaBytes);
   const indexOffset = place(shardCount * bucketsPerShard * BUCKET_BYTES);
   const recordsOffset = place(numBlocks * recordBytes);
+  const historyOffset = place(shardCount * historyBytes(slotsPerShard));
   if (end > MAX_CONTROL_BYTES) {
     throw new RangeError(
       `${numBlocks} blocks need ${end} bytes of control memory, more than ${MAX_CONTROL_BYTES}; lower numBlocks or run several nodes`,
@@ -178,6 +186,7 @@ export function computeLayout(options: LayoutOptions): Layout {
     arenaBytes,
     indexOffset,
     recordsOffset,
+    historyOffset,
     controlBytes: end,
     poolBytes,
   };
@@ -216,6 +225,10 @@ export function recordOffset(layout: Layout, slot: number): ByteOffset {
   return (layout.recordsOffset + slot * layout.recordBytes) as ByteOffset;
 }
 
+export function shardHistory(layout: Layout, shard: number): ByteOffset {
+  return (layout.historyOffset + shard * historyBytes(layout.slotsPerShard)) as ByteOffset;
+}
+
 /** Slots are split in contiguous, equal shares. */
 export function shardOfSlot(layout: Layout, slot: number): ShardId {
   return Math.floor(slot / layout.slotsPerShard) as ShardId;
@@ -243,6 +256,10 @@ export function extentOffset(extentUnit: number): ByteOffset {
 function bucketsFor(slots: number): number {
   const buckets = Math.ceil((slots * 2) / BUCKET_ENTRIES);
   return buckets <= PAGE_BUCKETS ? Math.max(2, buckets) : roundUp(buckets, PAGE_BUCKETS);
+}
+
+function historyBytes(slotsPerShard: number): number {
+  return roundUp(HISTORY_STATISTICS_BYTES + 2 * GHOSTS_PER_SLOT * slotsPerShard, 64);
 }
 
 function ringBytes(ringCapacity: number): number {

@@ -41,7 +41,8 @@ import {
   pinsOf,
   visitedOf,
 } from '../shared/slot-state.js';
-import { ClockPolicy, type EvictionPolicy, type ScanBudget } from './eviction.js';
+import { EvictionHistory } from './eviction-history.js';
+import { type EvictionPolicy, ReusePolicy, type ScanBudget } from './eviction.js';
 
 /** Hashes keys of an extent into the worker's scratch area (native `hashKeys`): HASH_WORDS words per key. */
 export type HashKeys = (extent: number, first: number, count: number) => void;
@@ -67,6 +68,7 @@ export class ShardSlots {
   private readonly counters: WorkerCounters;
   private readonly hashKeys: HashKeys;
   private readonly policy: EvictionPolicy;
+  private readonly history: EvictionHistory;
   /** Told of every slot whose block came or went; undefined when nobody publishes it. */
   private readonly residency: ResidencyMarker | undefined;
   /** Index in `words` of the first word that hashKeys writes. */
@@ -83,6 +85,8 @@ export class ShardSlots {
 
   private readonly missing = new Int32Array(BATCH_KEYS);
   private readonly taken = new Int32Array(BATCH_KEYS);
+  /** Slots that the positions in `missing` were given, or NO_SLOT. */
+  private readonly given = new Int32Array(BATCH_KEYS);
 
   constructor(
     table: SlotTable,
@@ -104,7 +108,8 @@ export class ShardSlots {
     this.hashKeys = hashKeys;
     this.firstSlot = firstSlotOfShard(layout, shard);
     this.slotCount = layout.slotsPerShard;
-    this.policy = policy ?? new ClockPolicy(table, this.firstSlot, this.slotCount);
+    this.history = new EvictionHistory(table.words.buffer, layout, shard);
+    this.policy = policy ?? new ReusePolicy(table, this.history, this.firstSlot, this.slotCount);
     this.residency = residency;
     this.scratchWord = workerScratch(layout, shard) / 4;
     this.indexWord = (layout.indexOffset + shard * layout.bucketsPerShard * BUCKET_BYTES) / 4;
@@ -114,7 +119,7 @@ export class ShardSlots {
 
   /**
    * Inserts every key of this shard whose status is Miss (a native match has pinned what is READY before): Reserved,
-   * Pending when it is being written, or Full. A list's last blocks get the slots that the eviction hand meets first.
+   * Pending when it is being written, or Full.
    *
    * @param chainStart chain position of key 0
    */
@@ -146,6 +151,7 @@ export class ShardSlots {
         missing += 1;
       }
     }
+    const knownCount = missing === 0 ? 0 : this.countKnown(statuses, count);
     let taken = 0;
     while (taken < missing) {
       const slot = this.takeSlot(budget);
@@ -155,20 +161,49 @@ export class ShardSlots {
     }
     for (let j = 0; j < missing; j += 1) {
       const i = this.missing[j];
-      const used = this.reserveOne(
-        extent,
-        first + i,
-        this.scratchWord + i * HASH_WORDS,
-        chainStart,
-        taken === 0 ? NO_SLOT : this.taken[taken - 1],
-        budget,
-      );
+      const slot = taken === 0 ? NO_SLOT : this.taken[taken - 1];
+      const hash = this.scratchWord + i * HASH_WORDS;
+      const used = this.reserveOne(extent, first + i, hash, chainStart, slot, budget);
+      this.given[j] = used ? slot : NO_SLOT;
       if (used) taken -= 1;
+    }
+    const last = this.memory.header(extent, ExtentWord.Count) - 1;
+    for (let j = missing - 1; j >= 0; j -= 1) {
+      if (this.given[j] === NO_SLOT) continue;
+      const i = this.missing[j];
+      const tag = this.words[this.scratchWord + i * HASH_WORDS + 3];
+      this.policy.admit(this.given[j], tag, i < knownCount, first + i === last);
     }
     while (taken > 0) {
       taken -= 1;
       this.pushFree(this.taken[taken]);
     }
+  }
+
+  /**
+   * How many keys of a batch, from its first, were here before. A key names its whole prefix, so the last one that any
+   * shard remembers speaks for all before it, and, unless a list ended there, for those behind it up to the next that
+   * would be remembered.
+   */
+  private countKnown(statuses: number, count: number): number {
+    // Nothing is forgotten before the shard was full once.
+    if (this.untouched < this.slotCount) return 0;
+    let known = 0;
+    let nextTraced = count;
+    for (let i = count - 1; i >= 0; i -= 1) {
+      const hash = this.scratchWord + i * HASH_WORDS;
+      const tag = this.words[hash + 3];
+      const isOwn = this.words[hash] === this.shard;
+      if (this.bytes[statuses + i] === PositionStatus.Miss || !isOwn) {
+        if (known === 0) {
+          const memory = this.history.recall(this.words[hash], tag);
+          if (memory !== 'unknown') known = memory === 'tail' ? i + 1 : nextTraced;
+        }
+        if (isOwn) this.history.noteReturn(tag);
+      }
+      if (this.history.isTraced(tag)) nextTraced = i;
+    }
+    return known;
   }
 
   /** @returns whether `slot` was used */
@@ -311,9 +346,14 @@ export class ShardSlots {
     this.untouched = this.slotCount;
     this.writingCount = 0;
     this.quarantinedCount = 0;
+    this.policy.clear();
     let batch = 0;
     for (let slot = this.firstSlot + this.slotCount - 1; slot >= this.firstSlot; slot -= 1) {
-      if (!this.keepSlot(slot, mode)) continue;
+      if (!this.keepSlot(slot, mode)) {
+        this.policy.forget(slot);
+        continue;
+      }
+      this.policy.adopt(slot);
       this.missing[batch] = slot;
       batch += 1;
       if (batch === REBUILD_BATCH_KEYS) {
@@ -415,6 +455,8 @@ export class ShardSlots {
     if (phaseOf(state) !== Phase.Ready || pinsOf(state) > 0) return false;
     const next = packState(Phase.Free, (generationOf(state) + 1) % GENERATION_COUNT, 0, 0);
     if (Atomics.compareExchange(this.words, this.table.stateWord(slot), state, next) !== state) return false;
+    const entry = this.entryOf(slot);
+    this.policy.left(slot, entry === NO_SLOT ? undefined : this.words[entry]);
     this.clearEntry(slot);
     this.residency?.mark(slot);
     this.counters.add(Counter.Evictions, 1);
@@ -511,10 +553,16 @@ export class ShardSlots {
 
   /** Takes the slot's entry out of the index. */
   private clearEntry(slot: number): void {
-    const link = (recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4;
-    const entry = this.indexWord + this.words[link] - 1;
-    if (this.words[link] > 0 && this.words[entry + 1] === slot + 1) Atomics.store(this.words, entry + 1, 0);
-    this.words[link] = 0;
+    const entry = this.entryOf(slot);
+    if (entry !== NO_SLOT) Atomics.store(this.words, entry + 1, 0);
+    this.words[(recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4] = 0;
+  }
+
+  /** Index in `words` of the slot's entry, or NO_SLOT. */
+  private entryOf(slot: number): number {
+    const link = this.words[(recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4];
+    const entry = this.indexWord + link - 1;
+    return link > 0 && this.words[entry + 1] === slot + 1 ? entry : NO_SLOT;
   }
 
   // ---- extents

@@ -27,7 +27,13 @@ import {
   workerScratch,
   workerStopWord,
 } from '../../src/shared/layout.js';
-import { HeaderField, readLayout, writeHeader, writeIncarnation } from '../../src/shared/layout-header.js';
+import {
+  HeaderField,
+  LAYOUT_VERSION,
+  readLayout,
+  writeHeader,
+  writeIncarnation,
+} from '../../src/shared/layout-header.js';
 
 const options = fc.record({
   numBlocks: fc.integer({ min: 30, max: 400 }),
@@ -176,7 +182,9 @@ describe('the header', () => {
       const control = written();
       new BigUint64Array(control)[field] += 8n;
       // A wrong size makes the fields that follow from it wrong; every other field is named itself.
-      const named = { Magic: 'wrong magic', Version: 'layout version 9' }[name] ?? `mapping's ${name} is`;
+      const named =
+        { Magic: 'wrong magic', Version: `layout version ${LAYOUT_VERSION + 8}` }[name] ??
+        `mapping's ${name} is`;
       expect(() => readLayout(control)).toThrow(
         sizes.includes(name) ? /must be|power of two/ : new RegExp(named),
       );

@@ -185,12 +185,18 @@ describe('the slots of a shard', () => {
   it('look at a bounded number of slots even when everything is pinned', () => {
     const node = new ControlMemory({ numBlocks: 16 });
     let asked = 0;
+    const nothing = (): void => undefined;
     const owner = node.owner(0, {
       propose(budget) {
         asked += 1;
         budget.left -= 10_000;
         return 0;
       },
+      admit: nothing,
+      left: nothing,
+      clear: nothing,
+      adopt: nothing,
+      forget: nothing,
     });
     owner.publish(
       reserve(

@@ -6,6 +6,7 @@ import { KvpeerError } from '../errors.js';
 import { parseHostPort } from '../params/address.js';
 import { openAllowFile } from './allow-file.js';
 import { Endpoints } from './endpoints.js';
+import { hasKubeConfig, noCluster } from './kube-config.js';
 import { openInferencePool } from './inference-pool.js';
 import { parsePoolAddress } from './pool-spec.js';
 
@@ -73,6 +74,7 @@ export async function openAllowList(options: AllowListOptions, log: Logger): Pro
   try {
     if (options.allowFile !== undefined) sources.push(await openAllowFile(options.allowFile, log));
     if (pool !== undefined) {
+      if (!hasKubeConfig()) throw noCluster('there is no configuration');
       const { openCluster } = await import('./cluster.js');
       sources.push(await openInferencePool(openCluster(), { pool, ports: options.poolPorts }, log));
     }

@@ -12,7 +12,7 @@ import {
   type ConfigurationOptions,
 } from '@kubernetes/client-node';
 
-import { KvpeerError } from '../errors.js';
+import { noCluster } from './kube-config.js';
 import { KubeFailure, type Collection, type KubeList, type KubeObject } from './list-watch.js';
 
 /** Asks the server to end a watch by itself, before the client gives it up (list-watch.ts). */
@@ -81,21 +81,15 @@ function loadConfig(): KubeConfig {
     throw noCluster(reasonOf(error), error);
   }
   const cluster = config.getCurrentCluster();
-  if (cluster === null) throw noCluster('the configuration names no current cluster', undefined);
+  if (cluster === null) throw noCluster('the configuration names no current cluster');
   if (config.getCurrentContext() === NOWHERE.context && cluster.server === NOWHERE.server) {
-    throw noCluster('there is no configuration', undefined);
+    throw noCluster('there is no configuration');
   }
   // The library refuses http:// unless told not to verify: there is nothing to verify then.
   config.clusters = config.clusters.map((each) =>
     each.server.startsWith('http:') ? { ...each, skipTLSVerify: true } : each,
   );
   return config;
-}
-
-function noCluster(reason: string, cause: unknown): KvpeerError {
-  const remedy = 'set KUBECONFIG, or run in a pod with a service account';
-  const message = `no Kubernetes cluster to watch the InferencePool in: ${reason}; ${remedy}`;
-  return new KvpeerError('KVPEER_KUBERNETES', message, { cause });
 }
 
 function withSignal(signal: AbortSignal): ConfigurationOptions {

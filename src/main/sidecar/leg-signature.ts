@@ -7,6 +7,9 @@ import type { JsonMember, JsonObject } from './json-scan.js';
 /** On a prefill leg, since the prefiller may stand behind a sidecar of its own. */
 export const SIGNATURE_HEADER = 'x-kvpeer-leg-signature';
 
+/** Params of a leg have two ids, two hosts and two ports at most. */
+const MAX_SIGNED_BYTES = 4096;
+
 /**
  * Signs params with a key that the sidecars of one deployment share. The signature covers the params and nothing else:
  * whoever sees it can only repeat the same params, whose id is used up. Without a shared key a sidecar knows its own
@@ -30,6 +33,7 @@ export class LegSigner {
   }
 
   #isMatch(body: Body, { valueStart, valueEnd }: JsonMember, signature: string): boolean {
+    if (valueEnd - valueStart > MAX_SIGNED_BYTES) return false;
     const expected = Buffer.from(this.sign(body.slice(valueStart, valueEnd)));
     const given = Buffer.from(signature);
     return given.length === expected.length && timingSafeEqual(given, expected);

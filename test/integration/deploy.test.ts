@@ -1,20 +1,29 @@
 // The manifests under deploy/, rendered by a real client, agree with themselves and with the options of the programs.
 
-import { spawnSync } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 
-import { describe, expect, test } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { z } from 'zod';
 
-import { flagOf, OPTION_NAMES, resolveOptions, type OptionName } from '../../src/main/options.js';
+import {
+  flagOf,
+  OPTION_NAMES,
+  resolveOptions,
+  type OptionName,
+  type ResolvedOptions,
+} from '../../src/main/options.js';
+import { topicOf } from '../../src/main/events/start.js';
 import {
   resolveSidecarOptions,
   SIDECAR_OPTION_NAMES,
   sidecarFlagOf,
 } from '../../src/main/sidecar/options.js';
 import { packageRoot } from '../../src/shared/nixl-dir.js';
+import { freePort } from '../helpers/free-port.js';
 
 const DEPLOY = join(packageRoot, 'deploy');
 
@@ -170,6 +179,29 @@ function portOf(container: Container, name: string): number | undefined {
   return container.ports.find((port) => port.name === name)?.containerPort;
 }
 
+/** Flags of the peer's options among the arguments, by option name; those of the sidecar have `--peer-` in front. */
+function peerOptionsIn(flags: ReadonlyMap<string, string>, prefix: string): ResolvedOptions {
+  const given = Object.fromEntries(
+    OPTION_NAMES.map((name): [OptionName, string | undefined] => [
+      name,
+      flags.get(flagOf(name).replace('--', prefix)),
+    ]).filter(([, value]) => value !== undefined),
+  );
+  const { options, warnings } = resolveOptions({ flags: given, flagPrefix: prefix, env: {} });
+  expect(warnings).toEqual([]);
+  return options;
+}
+
+/** Of the peer, wherever it runs: its events go to ports of their own, and are booked under a name of their own. */
+function expectEvents(options: ResolvedOptions, container: Container, engine: Container): void {
+  expect(options.kvEventsPort).toBe(portOf(container, 'peer-events'));
+  expect(options.kvEventsReplayPort).toBe(portOf(container, 'peer-replays'));
+  expect(options.kvEventsModel).toBe(POD.MODEL);
+  expect(topicOf(options)).toBe(`kv@${POD.POD_IP}:${portOf(container, 'peer')}@${POD.MODEL}`);
+  const events = KvEventsConfig.parse(JSON.parse(substitute(argAfter(engine, '--kv-events-config'), POD)));
+  expect(topicOf(options)).not.toBe(events.topic);
+}
+
 const POD = { POD_IP: '127.0.0.1', HASH_SEED: '0', MODEL: 'm' };
 
 describe.skipIf(CLIENT === undefined).each(['base', 'overlays/tcp', 'overlays/rdma'])(
@@ -227,8 +259,12 @@ describe.skipIf(CLIENT === undefined).each(['base', 'overlays/tcp', 'overlays/rd
         ),
       );
       expect(Object.keys(given)).toHaveLength(flags.size);
-      const { options, warnings } = resolveOptions({ flags: given, env: {} });
-      expect(warnings).toEqual([]);
+      const options = peerOptionsIn(flags, '--');
+      expectEvents(options, peer, all().container('engine'));
+      expect(options.kvEventsUnknown).toBe(true);
+      expect(String(options.kvEventsBlockTokens)).toBe(
+        flagsOf(all().container('engine'), POD).get('--block-size'),
+      );
       expect(options.port).toBe(portOf(peer, 'peer'));
       expect(options.adminPort).toBe(portOf(peer, 'admin'));
       expect(peer.startupProbe.httpGet).toEqual({ path: '/readyz', port: options.adminPort });
@@ -372,6 +408,62 @@ describe.skipIf(CLIENT === undefined).each(['base', 'overlays/tcp', 'overlays/rd
   },
 );
 
+describe.skipIf(CLIENT === undefined)('deploy/overlays/embedded', () => {
+  const rendered = CLIENT === undefined ? undefined : new Rendered('overlays/embedded');
+  const all = (): Rendered => {
+    if (rendered === undefined) throw new Error('no client');
+    return rendered;
+  };
+
+  test('has the peer in the sidecar, with options that both programs take', () => {
+    expect(all().containers.map(({ name }) => name)).toEqual(['sidecar', 'engine']);
+    const [sidecar, engine] = [all().container('sidecar'), all().container('engine')];
+    const flags = flagsOf(sidecar, POD);
+    expect(flags.get('--peer')).toBe('true');
+    const options = peerOptionsIn(flags, '--peer-');
+    const own = Object.fromEntries(
+      SIDECAR_OPTION_NAMES.map((name) => [name, flags.get(sidecarFlagOf(name))] as const).filter(
+        ([, value]) => value !== undefined,
+      ),
+    );
+    const ofPeer = OPTION_NAMES.filter((name) => flags.has(flagOf(name).replace('--', '--peer-')));
+    expect(Object.keys(own).length + ofPeer.length + 1).toBe(flags.size);
+    const { pullBlockTokens, metricsPort, p2pConnectorPort } = resolveSidecarOptions({ flags: own, env: {} });
+    expectEvents(options, sidecar, engine);
+    expect(options.host).toBe(POD.POD_IP);
+    expect(options.port).toBe(portOf(sidecar, 'peer'));
+    expect(options.port).not.toBe(p2pConnectorPort);
+    // What decides the keys: block size, algorithm, seed.
+    const engineFlags = flagsOf(engine, POD);
+    expect(String(pullBlockTokens)).toBe(engineFlags.get('--block-size'));
+    expect(engineFlags.get('--prefix-caching-hash-algo')).toBe('sha256_cbor');
+    expect(options.keyBytes).toBe(36);
+    expect(options.hashSeed).toBe(POD.HASH_SEED);
+    expect(options.blockBytes).toBe(pullBlockTokens * 2 * 32 * 8 * 128 * 2);
+    expect(bytesOf(sidecar.resources.limits.memory)).toBeGreaterThanOrEqual(options.poolBytes + 4 * 2 ** 30);
+    expect(sidecar.readinessProbe.httpGet).toEqual({ path: '/readyz', port: metricsPort });
+    expect(sidecar.startupProbe.httpGet).toEqual({ path: '/health', port: portOf(sidecar, 'http') });
+    expect(sidecar.startupProbe.failureThreshold).toBeGreaterThanOrEqual(600);
+    const names = sidecar.env.map(({ name }) => name);
+    const used = [...sidecar.args.join(' ').matchAll(/\$\(([A-Z_]+)\)/g)].map(([, name]) => name);
+    expect(names).toEqual(expect.arrayContaining(used));
+  });
+
+  test('gives each port to one container, the transport to both, and time for both ends', () => {
+    const ports = all().containers.flatMap(({ ports: own }) => own.map(({ containerPort }) => containerPort));
+    expect(new Set(ports).size).toBe(ports.length);
+    for (const name of ['sidecar', 'engine']) {
+      expect(all().container(name).env).toContainEqual({ name: 'UCX_TLS', value: 'tcp,self' });
+    }
+    const preStop = all().container('engine').lifecycle?.preStop.sleep.seconds ?? 0;
+    const { drainMs } = resolveSidecarOptions({ flags: {}, env: {} });
+    const { options } = resolveOptions({ flags: {}, env: {} });
+    expect(all().pod.terminationGracePeriodSeconds).toBeGreaterThan(
+      preStop + 30 + drainMs / 1000 + options.drainMs / 1000,
+    );
+  });
+});
+
 describe('deploy/Dockerfile', () => {
   const lines = readFileSync(join(DEPLOY, 'Dockerfile'), 'utf8').split('\n');
 
@@ -396,5 +488,92 @@ describe('deploy/Dockerfile', () => {
     expect(lines).toContain('USER 1000:1000');
     const { options } = resolveOptions({ flags: {}, env: {} });
     expect(lines).toContain(`EXPOSE ${options.port} ${options.adminPort} 8000`);
+  });
+
+  /** Instructions in their order, continued lines joined, comments left out. */
+  const instructions = lines
+    .filter((line) => !line.startsWith('#'))
+    .join('\n')
+    .replaceAll('\\\n', ' ')
+    .split('\n')
+    .filter((line) => line.trim() !== '')
+    .map((line) => {
+      const [word, ...rest] = line.trim().split(/\s+/);
+      return { word, rest };
+    });
+
+  test('has instructions that there are, in two stages, each with what it stands on', () => {
+    const known = ['FROM', 'RUN', 'WORKDIR', 'COPY', 'ENV', 'USER', 'EXPOSE', 'ENTRYPOINT', 'CMD'];
+    expect(instructions.map(({ word }) => word).filter((word) => !known.includes(word))).toEqual([]);
+    expect(instructions[0].word).toBe('FROM');
+    const stages = instructions.filter(({ word }) => word === 'FROM');
+    expect(stages).toHaveLength(2);
+    expect(stages[0].rest.slice(-2)).toEqual(['AS', 'build']);
+    // What it runs beside apt is there.
+    const runs = instructions.filter(({ word, rest }) => word === 'RUN' && rest[0] !== 'apt-get');
+    expect(runs.map(({ rest }) => rest.join(' '))).toEqual([
+      'node scripts/setup.mjs --nixl required',
+      'npm prune --omit=dev --ignore-scripts',
+    ]);
+    expect(existsSync(join(packageRoot, 'scripts/setup.mjs'))).toBe(true);
+  });
+
+  test('leaves a folder in which both programs run, with the packages of production alone', async () => {
+    // On the file system of the checkout, so that files are linked and not copied.
+    mkdirSync(join(packageRoot, '.cache'), { recursive: true });
+    const folder = mkdtempSync(join(packageRoot, '.cache/image-'));
+    onTestFinished(() => {
+      rmSync(folder, { recursive: true });
+    });
+    const link = (from: string, to: string): void => {
+      mkdirSync(dirname(to), { recursive: true });
+      expect(spawnSync('cp', ['-al', from, to]).status).toBe(0);
+    };
+    const second = instructions.slice(instructions.findLastIndex(({ word }) => word === 'FROM'));
+    for (const { word, rest } of second) {
+      if (word !== 'COPY') continue;
+      const [, ...paths] = rest;
+      const target = paths.pop() ?? '';
+      for (const path of paths) {
+        const name = path.replace('/src/', '');
+        // The library has a test of its own; packages are picked below as `npm prune` does.
+        if (name === '.cache' || name === 'node_modules') continue;
+        link(join(packageRoot, name), join(folder, target === './' ? name : target));
+      }
+    }
+    const lock = z
+      .object({ packages: z.record(z.string(), z.object({ dev: z.boolean().optional() }).loose()) })
+      .parse(JSON.parse(readFileSync(join(packageRoot, 'package-lock.json'), 'utf8')));
+    for (const [path, { dev }] of Object.entries(lock.packages)) {
+      const isTop = /^node_modules\/(?:@[^/]+\/)?[^/]+$/.test(path);
+      if (isTop && dev !== true && existsSync(join(packageRoot, path))) {
+        link(join(packageRoot, path), join(folder, path));
+      }
+    }
+    const last = (word: string): string[] =>
+      JSON.parse(instructions.findLast((one) => one.word === word)?.rest.join(' ') ?? '[]') as string[];
+    const [command, ...words] = last('ENTRYPOINT');
+    expect(command).toBe('node');
+    const env = { PATH: process.env.PATH, HOME: '/nonexistent', NODE_ENV: 'production' };
+    const small = ['--data-plane', 'none', '--pool-bytes', '4MiB', '--admin-port', 'off', '--port', '0'];
+    const port = String(await freePort());
+    for (const args of [
+      [...last('CMD'), ...small],
+      [
+        ...['sidecar', '--port', port, '--host', '127.0.0.1', '--secure-serving=false'],
+        ...small.map((word) => word.replace('--', '--peer-')),
+      ],
+    ]) {
+      const run = spawn(process.execPath, [...words, ...args], { cwd: folder, env, stdio: 'pipe' });
+      let output = '';
+      run.stderr.on('data', (data: Buffer) => (output += data.toString()));
+      run.stdout.on('data', (data: Buffer) => {
+        output += data.toString();
+        if (!run.killed && output.includes('"msg":"ready"')) run.kill('SIGTERM');
+      });
+      const [status] = (await once(run, 'close')) as [number | null];
+      expect(output).toContain('"msg":"closed"');
+      expect(status).toBe(0);
+    }
   });
 });

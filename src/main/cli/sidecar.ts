@@ -116,7 +116,6 @@ function peerFlagFor(name: OptionName): Option {
 
 /** What the sidecar knows already is the peer's default. */
 const PEER_DEFAULTS: Partial<Record<OptionName, string>> = {
-  port: '--p2p-connector-port',
   host: '--pod-ip, else 127.0.0.1',
   logLevel: '--log-level',
 };
@@ -180,16 +179,16 @@ function adminOf(
   return adminPort === 'off' ? undefined : { host: adminHost, port: adminPort };
 }
 
-/** The port that sources are called at, the pod's address: see PEER_DEFAULTS. */
+/** The pod's address and the level of the log: see PEER_DEFAULTS. The engine's tier has --p2p-connector-port itself. */
 function peerOptionsOf(
   options: ResolvedSidecarOptions,
   flags: Readonly<Record<string, string | boolean>>,
   given: object,
   yamlFile: string,
 ): Resolution {
-  const { p2pConnectorPort, podIp, logLevel } = options;
+  const { podIp, logLevel } = options;
   const host = podIp !== undefined && isIP(podIp) !== 0 ? { host: podIp } : {};
-  const yaml = { port: p2pConnectorPort, logLevel, ...host, ...given };
+  const yaml = { logLevel, ...host, ...given };
   return resolveOptions({ flags, flagPrefix: PEER_PREFIX, env: process.env, yaml, yamlFile });
 }
 

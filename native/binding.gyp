@@ -15,7 +15,7 @@
     },
     {
       "target_name": "kvpeer_core",
-      "sources": ["<!@(find core nixl -name '*.cc' | sort)"],
+      "sources": ["<!@(find core nixl zmq -name '*.cc' | sort)"],
       "defines": ["NAPI_VERSION=8"],
       "cflags_cc": ["-std=gnu++20"],
       "libraries": ["-ldl", "-lpthread"],

@@ -171,7 +171,7 @@ export class NativeUnavailableError extends Error {
 }
 
 /** Raised with every change of the interface between this file and the addon. */
-const ADDON_VERSION = 2;
+const ADDON_VERSION = 3;
 
 type RegionAddon = Pick<Native, 'mapAnonymous' | 'mapFile' | 'holdBuffer' | 'dropBuffer'> & {
   readonly addonVersion: number;

@@ -7,6 +7,10 @@
 #include "core/mapping.h"
 #include "core/wakers.h"
 #include "nixl/register.h"
+#include "zmq/dealer.h"
+#include "zmq/loop_socket.h"
+#include "zmq/message_bindings.h"
+#include "zmq/receiver.h"
 
 namespace kvpeer {
 namespace {
@@ -30,6 +34,10 @@ napi_value init(napi_env env, napi_value exports) {
   registerBlockFunctions(env, exports);
   registerWakerFunctions(env, exports);
   registerNixl(env, exports);
+  zmq::registerContextFunctions(env, exports);
+  zmq::registerReceiverFunctions(env, exports);
+  zmq::registerDealerFunctions(env, exports);
+  zmq::registerMessageFunctions(env, exports);
   return exports;
 }
 

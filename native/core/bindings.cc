@@ -20,7 +20,8 @@ constexpr double kSeventeenBits = 131072;
 napi_value match(napi_env env, napi_callback_info info) {
   Arguments<6> args(env, info, "match");
   Extent extent;
-  const ControlMap* control = readTarget(env, args, 1, true, &extent);
+  MessageHold hold;
+  const ControlMap* control = readTarget(env, args, 1, true, &extent, &hold);
   MatchRequest request;
   if (control == nullptr) return nullptr;
   readRange(args, 2, extent, &request.first, &request.end);

@@ -117,7 +117,12 @@ const char* readExtent(const ControlMap& control, uint64_t offset, bool needsKey
   extent->pinLimit = word[kPinLimit];
   extent->peerNumBlocks = word[kPeerNumBlocks];
 
-  if (needsKeys) {
+  if (needsKeys && (extent->flags & kKeysInMessage) != 0) {
+    extent->keysMessage = word[kPeerNumBlocks];
+    extent->messageKeysOffset = word[kKeysOffset];
+    extent->keyStride = word[kKeyStride];
+    if (extent->keysMessage == 0) return "the extent names no message";
+  } else if (needsKeys) {
     const uint64_t stride = word[kKeyStride];
     const uint64_t keyArea = count == 0 ? 0 : (count - 1) * stride + control.keyBytes;
     if (stride < control.keyBytes || stride > bytes) return "the extent's key stride is out of range";

@@ -70,11 +70,16 @@ struct Extent {
   uint8_t* statuses = nullptr;
   uint32_t pinLimit = 0;
   uint32_t peerNumBlocks = 0;
+  // Not 0: the token of the message that has the keys, from `messageKeysOffset` on; `keys` is nullptr until somebody has
+  // found it and checked that they are inside.
+  uint32_t keysMessage = 0;
+  uint64_t messageKeysOffset = 0;
 
   const uint8_t* key(uint32_t position) const { return keys + position * keyStride; }
 };
 
-// nullptr when the extent at `offset` is sound (it has slots, generations and statuses, and keys when `needsKeys`).
+// nullptr when the extent at `offset` is sound (it has slots, generations and statuses, and keys when `needsKeys`,
+// in itself or in a message).
 const char* readExtent(const ControlMap& control, uint64_t offset, bool needsKeys, Extent* extent);
 
 }  // namespace kvpeer

@@ -8,14 +8,35 @@
 #include "core/control.h"
 #include "core/mapping.h"
 #include "core/napi_args.h"
+#include "zmq/messages.h"
 
 namespace kvpeer {
 
 constexpr uint64_t kMaxOffset = (uint64_t{1} << 53) - 1;
 
-// Arguments 0 and `extentAt`: control handle and extent offset.
+// Keeps a message while its keys are read.
+using MessageHold = std::shared_ptr<zmq::Message>;
+
+// Points the extent to the keys in its message, if it has one; otherwise says what is wrong.
+inline const char* findMessageKeys(const ControlMap& control, Extent* extent, MessageHold* hold) {
+  if (extent->keysMessage == 0) return nullptr;
+  if (hold == nullptr) return "the extent's keys are in a message";
+  *hold = zmq::findMessage(extent->keysMessage);
+  if (*hold == nullptr) return "the extent names a message that is not kept";
+  const uint64_t bytes = (*hold)->size();
+  const uint64_t stride = extent->keyStride;
+  const uint64_t keyArea = extent->count == 0 ? 0 : (extent->count - 1) * stride + control.keyBytes;
+  if (stride < control.keyBytes || extent->messageKeysOffset > bytes || keyArea > bytes - extent->messageKeysOffset) {
+    return "the extent's keys are not inside the message";
+  }
+  extent->keys = (*hold)->data() + extent->messageKeysOffset;
+  return nullptr;
+}
+
+// Arguments 0 and `extentAt`: control handle and extent offset. With `hold` the keys may be in a message.
 template <size_t Count>
-const ControlMap* readTarget(napi_env env, Arguments<Count>& args, size_t extentAt, bool needsKeys, Extent* extent) {
+const ControlMap* readTarget(napi_env env, Arguments<Count>& args, size_t extentAt, bool needsKeys, Extent* extent,
+                             MessageHold* hold = nullptr) {
   const uint32_t handle = args.uint32(0, "control");
   const uint64_t offset = args.integer(extentAt, "extent", 0, kMaxOffset);
   if (!args.ok()) return nullptr;
@@ -25,6 +46,7 @@ const ControlMap* readTarget(napi_env env, Arguments<Count>& args, size_t extent
     return nullptr;
   }
   const char* error = readExtent(*control, offset, needsKeys, extent);
+  if (error == nullptr) error = findMessageKeys(*control, extent, hold);
   if (error != nullptr) args.failRange(error);
   return args.ok() ? control : nullptr;
 }

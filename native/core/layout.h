@@ -83,7 +83,7 @@ enum ExtentWord : size_t {
 constexpr uint64_t kExtentHeaderBytes = 64;
 constexpr uint64_t kExtentUnitBytes = 64;
 
-enum ExtentFlag : uint32_t { kPin = 1, kCheckDestinations = 2, kCountUnique = 4 };
+enum ExtentFlag : uint32_t { kPin = 1, kCheckDestinations = 2, kCountUnique = 4, kKeysInMessage = 64 };
 
 enum PositionStatus : uint8_t {
   kStatusPending = 1,

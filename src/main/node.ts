@@ -18,8 +18,9 @@ import { splitAdvertise } from './options.js';
 import { DEFAULT_LIMITS } from './protocol/limits.js';
 import { OwnFingerprint } from './own-fingerprint.js';
 import type { ProtocolLimits } from './protocol/limits.js';
-import type { ConnectMessage, KvpeerAnnouncement } from './protocol/messages.js';
+import type { ConnectMessage, KvpeerAnnouncement, LookupMessage } from './protocol/messages.js';
 import { WIRE_VERSION } from './protocol/messages.js';
+import { dropMessage } from './protocol/message-memory.js';
 import { scan } from './protocol/scan.js';
 import { writeConnect, writeConnectAck, writeDisconnect } from './protocol/write.js';
 import { hostOf } from './session/backoff.js';
@@ -89,10 +90,17 @@ export class Node {
         heartbeatMs: resolved.heartbeatMs,
         heartbeatTimeoutMs: resolved.heartbeatTimeoutMs,
         maxFrameBytes: resolved.maxMessageBytes,
+        keyBytes: resolved.keyBytes,
+        maxKeys: resolved.maxKeys,
+        maxStringBytes: resolved.maxStringBytes,
       },
       {
         onMessage: (from, payload) => {
           handlers.node?.onFrame(from, payload);
+        },
+        onLookup: (from, lookup, payloadBytes) => {
+          if (handlers.node === undefined) dropMessage(lookup);
+          else handlers.node.onLookup(from, lookup, payloadBytes);
         },
         onPeerGone: (from) => {
           handlers.node?.onPeerGone(from);
@@ -208,8 +216,32 @@ export class Node {
    * that a peer sends may end the process.
    */
   onFrame(from: string, payload: Buffer): void {
+    this.#guard(from, () => {
+      if (!this.#mayBeHeard(from, payload.length)) return;
+      const { counts, log } = this.#options;
+      const message = scan(payload, this.#scanLimits);
+      if (message.type === 'rejected') {
+        counts.rejection(message.reason);
+        log.debug({ peer: from, reason: message.reason, detail: message.detail }, 'message refused');
+        if (message.outcome === 'end-session') this.sessions.onProtocolError(from, message.detail);
+        return;
+      }
+      if (message.type === 'connect' && !this.#mayConnect(from)) return;
+      this.sessions.onMessage(from, message);
+    });
+  }
+
+  /** A lookup that was read already. */
+  onLookup(from: string, lookup: LookupMessage, payloadBytes: number): void {
+    this.#guard(from, () => {
+      if (this.#mayBeHeard(from, payloadBytes)) this.sessions.onMessage(from, lookup);
+      else dropMessage(lookup);
+    });
+  }
+
+  #guard(from: string, handle: () => void): void {
     try {
-      this.#handleFrame(from, payload);
+      handle();
     } catch (error) {
       this.#options.counts.rejection('internal_error');
       this.#options.log.error(
@@ -220,36 +252,24 @@ export class Node {
     }
   }
 
-  /** A frame from a validated, unauthenticated identity. */
-  #handleFrame(from: string, payload: Buffer): void {
-    const { counts, log } = this.#options;
-    const isStranger = this.sessions.find(from) === undefined;
-    if (isStranger) {
-      const refusal = this.#admission.onFrame(from, payload.length, this.now());
-      if (refusal) {
-        counts.rejection(refusal);
-        return;
-      }
-    }
-    const message = scan(payload, this.#scanLimits);
-    if (message.type === 'rejected') {
-      counts.rejection(message.reason);
-      log.debug({ peer: from, reason: message.reason, detail: message.detail }, 'message refused');
-      if (message.outcome === 'end-session') this.sessions.onProtocolError(from, message.detail);
-      return;
-    }
-    if (isStranger && message.type === 'connect') {
-      const refusal = this.#admission.onConnect(from, this.sessions.liveCount, this.now());
-      if (refusal) {
-        counts.rejection(refusal);
-        log.warn(
-          { peer: from, reason: refusal },
-          'connect refused: too many peers, or too many connects from this one',
-        );
-        return;
-      }
-    }
-    this.sessions.onMessage(from, message);
+  /** Whether a frame from a validated, unauthenticated identity is looked at: strangers have an allowance. */
+  #mayBeHeard(from: string, payloadBytes: number): boolean {
+    if (this.sessions.find(from) !== undefined) return true;
+    const refusal = this.#admission.onFrame(from, payloadBytes, this.now());
+    if (refusal) this.#options.counts.rejection(refusal);
+    return refusal === undefined;
+  }
+
+  #mayConnect(from: string): boolean {
+    if (this.sessions.find(from) !== undefined) return true;
+    const refusal = this.#admission.onConnect(from, this.sessions.liveCount, this.now());
+    if (refusal === undefined) return true;
+    this.#options.counts.rejection(refusal);
+    this.#options.log.warn(
+      { peer: from, reason: refusal },
+      'connect refused: too many peers, or too many connects from this one',
+    );
+    return false;
   }
 
   onPeerGone(from: string): void {
@@ -370,6 +390,9 @@ export class Node {
       now: this.now,
       send: (frame) => {
         session.send(frame);
+      },
+      sendAnswer: (answer) => {
+        session.sendAnswer(answer);
       },
       recall: (frame) => session.recall(frame),
       wakeAt: (timeMs) => {

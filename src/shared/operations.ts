@@ -123,6 +123,11 @@ export const ExtentFlag = {
   KeepPins: 16,
   /** Abandon: QUARANTINED instead of FREE. */
   ToQuarantine: 32,
+  /**
+   * Match: the keys are not in the extent but in a message that main keeps (native/zmq.ts): PEER_NUM_BLOCKS is its token
+   * and KEYS_OFFSET counts from its start.
+   */
+  KeysInMessage: 64,
 } as const;
 
 /**

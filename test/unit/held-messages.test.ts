@@ -15,7 +15,7 @@ function listOf(bytes: number): KeyList {
 it('a peer holds 64 MiB, one message of any size, and has room again for what it drops', () => {
   const held = new HeldMessages(new HeldBudget());
   expect(held.hasRoomFor(listOf(100 * MIB))).toBe(true);
-  const owners = Array.from({ length: 8 }, () => ({}));
+  const owners = Array.from({ length: 8 }, () => ({ heldBytes: 0 }));
   for (const owner of owners) {
     expect(held.hasRoomFor(listOf(8 * MIB))).toBe(true);
     held.add(owner, listOf(8 * MIB));
@@ -30,12 +30,16 @@ it('a peer holds 64 MiB, one message of any size, and has room again for what it
 it('all peers of a node hold 512 MiB together, and each of them still its first message', () => {
   const budget = new HeldBudget();
   const peers = Array.from({ length: 16 }, () => new HeldMessages(budget));
-  const owner = {};
-  for (const held of peers) held.add(owner, listOf(32 * MIB));
+  const owners = peers.map(() => ({ heldBytes: 0 }));
+  peers.forEach((held, i) => {
+    held.add(owners[i], listOf(32 * MIB));
+  });
   expect(budget.bytes).toBe(512 * MIB);
   expect(peers[0].hasRoomFor(listOf(1))).toBe(false);
   expect(new HeldMessages(budget).hasRoomFor(listOf(MIB))).toBe(true);
-  for (const held of peers) held.drop(owner);
+  peers.forEach((held, i) => {
+    held.drop(owners[i]);
+  });
   expect(budget.bytes).toBe(0);
   expect(peers[0].hasRoomFor(listOf(60 * MIB))).toBe(true);
 });

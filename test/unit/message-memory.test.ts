@@ -2,25 +2,25 @@
 
 import { expect, test } from 'vitest';
 import { loadNative } from '../../native/index.js';
-import { freeMessage } from '../../src/main/session/message-memory.js';
+import { freePayload } from '../../src/main/protocol/message-memory.js';
 
 test('a message with memory of its own is empty afterwards, and doing it again does no harm', () => {
   const payload = Buffer.from(new ArrayBuffer(8192));
-  freeMessage(payload);
+  freePayload(payload);
   expect(payload).toHaveLength(0);
-  freeMessage(payload);
+  freePayload(payload);
 });
 
 test('a part of a larger buffer, a small message and shared memory are left alone', () => {
   const whole = Buffer.from(new ArrayBuffer(16_384));
-  freeMessage(whole.subarray(0, 8192));
-  freeMessage(whole.subarray(8192));
+  freePayload(whole.subarray(0, 8192));
+  freePayload(whole.subarray(8192));
   expect(whole).toHaveLength(16_384);
   const small = Buffer.from(new ArrayBuffer(100));
-  freeMessage(small);
+  freePayload(small);
   expect(small).toHaveLength(100);
   const shared = new Uint8Array(new SharedArrayBuffer(8192));
-  freeMessage(shared);
+  freePayload(shared);
   expect(shared).toHaveLength(8192);
 });
 

@@ -1,14 +1,21 @@
 // The sending half: one DEALER towards one address, a bounded queue in front of it and one pump that empties it.
 //
-//     send() -> [ our queue, bounded ] -> pump, one frame at a time -> [ ZeroMQ's queue, SNDHWM ] -> TCP
-//
-// zeromq.js allows one send() per socket at a time, takes frames by reference, and settles when ZeroMQ has queued the
-// frame, not when it has left.
+//     send() -> ZeroMQ's queue, SNDHWM -> TCP
+//         \                ^
+//          +-> [ our queue, bounded ], only while ZeroMQ's is full or there is no socket yet
 
 import { lookup } from 'node:dns/promises';
 import { isIP, isIPv6 } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
-import { Dealer, type Context } from 'zeromq';
+import {
+  DealerEvent,
+  loadZmq,
+  SendResult,
+  type ContextHandle,
+  type DealerHandle as NativeDealer,
+  type Zmq,
+} from '../../../native/zmq.js';
+import { writeNumberedAnswer, type NumberedAnswer } from '../protocol/write.js';
 import { advertisable } from './address.js';
 import { FrameQueue } from './frame-queue.js';
 import type { ControlOptions, DealerEvents, DealerHandle, DownCause, PeerAddress } from './transport.js';
@@ -19,12 +26,6 @@ import type { ControlOptions, DealerEvents, DealerHandle, DownCause, PeerAddress
  */
 const MAX_INBOUND_BYTES = 1_024;
 
-const HANDSHAKE_ERRORS = [
-  'handshake:error:protocol',
-  'handshake:error:auth',
-  'handshake:error:other',
-] as const;
-
 /**
  * Time between the end of a connection and the next one to the same address. A ROUTER without handover (vLLM's) drops
  * everything from a second connection with a known identity, for good, unless it saw the end of the first one before;
@@ -34,7 +35,7 @@ const REOPEN_PAUSE_MS = 100;
 
 /** What a DEALER needs from its transport. */
 export interface DealerEnvironment {
-  readonly context: Context;
+  readonly context: ContextHandle;
   readonly options: ControlOptions;
   /** Our identity, and its host. */
   readonly localAddress: string;
@@ -51,11 +52,12 @@ export class DealerConnection implements DealerHandle {
   readonly gone: Promise<void>;
   private resolveGone: () => void = () => undefined;
   private readonly queue: FrameQueue;
-  private socket: Dealer | undefined;
+  private readonly zmq: Zmq = loadZmq();
+  private socket: NativeDealer | undefined;
   private connected = false;
   private isReleased = false;
   private isDown = false;
-  private pumping: Promise<void> | undefined;
+  private onDrained: (() => void) | undefined;
   private lastSendAtMs = -Infinity;
   private closing: Promise<void> | undefined;
 
@@ -95,9 +97,18 @@ export class DealerConnection implements DealerHandle {
   }
 
   send(frame: Buffer): boolean {
-    if (this.isDown || this.closing !== undefined || !this.queue.push(frame)) return false;
-    this.startPump();
-    return true;
+    if (this.isDown || this.closing !== undefined) return false;
+    return (this.queue.length === 0 && this.trySend(frame)) || this.queue.push(frame);
+  }
+
+  sendAnswer(answer: NumberedAnswer): boolean {
+    if (this.isDown || this.closing !== undefined) return false;
+    const { kvRequestId, hits, roundSeq, lookupSeq } = answer;
+    if (this.queue.length === 0 && this.socket !== undefined) {
+      const result = this.zmq.sendAnswer(this.socket, kvRequestId, hits, roundSeq, lookupSeq);
+      if (this.isSent(result)) return true;
+    }
+    return this.queue.push(writeNumberedAnswer(answer));
   }
 
   close(): Promise<void> {
@@ -126,78 +137,67 @@ export class DealerConnection implements DealerHandle {
 
   private connect(host: string, port: number): void {
     const { context, options, localAddress } = this.environment;
-    const socket = new Dealer({
+    this.socket = this.zmq.createDealer(
       context,
-      routingId: localAddress,
-      heartbeatInterval: options.heartbeatMs,
-      heartbeatTimeout: options.heartbeatTimeoutMs,
-      heartbeatTimeToLive: options.heartbeatTimeoutMs,
-      sendHighWaterMark: options.sendHighWaterMark,
-      // An inbound queue that cannot fill up, of frames that cannot be large, the first of which ends the connection:
-      // a full one could be made to abort the process (see transport.ts on heartbeats).
-      receiveHighWaterMark: 0,
-      maxMessageSize: MAX_INBOUND_BYTES,
-      // A connection that ended is dead for good.
-      reconnectInterval: -1,
-      immediate: false,
-      // close() waits for the last frames itself: a socket that libzmq closes in the background still has heartbeats,
-      // and no reader.
-      linger: 0,
-      ipv6: isIPv6(host),
-    });
-    this.socket = socket;
-    this.watch(socket);
-    socket.connect(`tcp://${isIPv6(host) ? `[${host}]` : host}:${port}`);
-    void this.guardInbound(socket);
-    this.startPump();
+      (event) => {
+        this.onEvent(event);
+      },
+      {
+        routingId: localAddress,
+        heartbeatMs: options.heartbeatMs,
+        heartbeatTimeoutMs: options.heartbeatTimeoutMs,
+        sendHighWaterMark: options.sendHighWaterMark,
+        maxInboundBytes: MAX_INBOUND_BYTES,
+        ipv6: isIPv6(host),
+      },
+    );
+    this.zmq.connectDealer(this.socket, `tcp://${isIPv6(host) ? `[${host}]` : host}:${port}`);
+    this.drain();
   }
 
-  private watch(socket: Dealer): void {
-    socket.events.on('handshake', () => {
-      this.connected = !this.isDown;
-      if (this.connected && this.closing === undefined) this.events.onConnected?.();
-    });
-    // With reconnection off there is one attempt: a `close` is that of an attempt that failed.
-    socket.events.on('close', () => {
-      this.goDown('refused');
-    });
-    socket.events.on('disconnect', () => {
-      this.goDown(this.connected ? 'disconnected' : 'handshake-failed');
-    });
-    for (const type of HANDSHAKE_ERRORS) {
-      socket.events.on(type, () => {
+  private onEvent(event: number): void {
+    switch (event) {
+      case DealerEvent.Connected:
+        this.connected = !this.isDown;
+        if (this.connected && this.closing === undefined) this.events.onConnected?.();
+        return;
+      case DealerEvent.AttemptFailed:
+        this.goDown('refused');
+        return;
+      case DealerEvent.Disconnected:
+        this.goDown(this.connected ? 'disconnected' : 'handshake-failed');
+        return;
+      case DealerEvent.HandshakeFailed:
         this.goDown('handshake-failed');
-      });
+        return;
+      case DealerEvent.UnexpectedFrame:
+        this.goDown('unexpected-frame');
+        return;
+      case DealerEvent.Writable:
+        this.drain();
+        return;
     }
   }
 
-  private async guardInbound(socket: Dealer): Promise<void> {
-    try {
-      await socket.receive();
-    } catch {
-      // The socket was closed, which ends the wait.
-      return;
-    }
-    this.goDown('unexpected-frame');
+  /** Whether ZeroMQ has taken the frame. */
+  private trySend(frame: Buffer): boolean {
+    if (this.socket === undefined) return false;
+    return this.isSent(this.zmq.sendDealer(this.socket, frame));
   }
 
-  private startPump(): void {
-    if (this.pumping !== undefined || this.socket === undefined || this.queue.length === 0) return;
-    this.pumping = this.pump(this.socket);
+  private isSent(result: number): boolean {
+    if ((result & SendResult.HasInbound) !== 0) this.goDown('unexpected-frame');
+    if ((result & SendResult.Sent) === 0) return false;
+    this.lastSendAtMs = performance.now();
+    return true;
   }
 
-  private async pump(socket: Dealer): Promise<void> {
-    try {
-      for (let frame = this.queue.shift(); frame !== undefined; frame = this.queue.shift()) {
-        await socket.send(frame);
-        this.lastSendAtMs = performance.now();
-      }
-    } catch {
-      // The end of an attempt reaches a waiting frame before it reaches the events.
-      this.goDown(this.connected ? 'send-failed' : 'refused');
+  private drain(): void {
+    for (let frame = this.queue.peek(); frame !== undefined; frame = this.queue.peek()) {
+      if (!this.trySend(frame)) return;
+      this.queue.shift();
     }
-    // In the same step in which the queue was found empty: what is sent one microtask later starts another pump.
-    this.pumping = undefined;
+    this.onDrained?.();
   }
 
   /** Waits for what is queued to leave, `lingerMs` at most. ZeroMQ does not tell, so its part gets the whole time. */
@@ -205,7 +205,12 @@ export class DealerConnection implements DealerHandle {
     const { lingerMs } = this.environment.options;
     if (!this.connected) return;
     const deadlineMs = performance.now() + lingerMs;
-    if (this.pumping !== undefined) await Promise.race([this.pumping, delay(lingerMs)]);
+    if (this.queue.length > 0) {
+      const drained = new Promise<void>((resolve) => {
+        this.onDrained = resolve;
+      });
+      await Promise.race([drained, delay(lingerMs)]);
+    }
     const untilMs = Math.min(deadlineMs, this.lastSendAtMs + lingerMs);
     const waitMs = untilMs - performance.now();
     if (waitMs > 0 && !this.isDown) await delay(waitMs);
@@ -227,7 +232,8 @@ export class DealerConnection implements DealerHandle {
     this.isDown = true;
     this.connected = false;
     this.queue.clear();
-    this.socket?.close();
+    this.onDrained?.();
+    if (this.socket !== undefined) this.zmq.closeDealer(this.socket);
     this.socket = undefined;
     setTimeout(() => {
       this.environment.onGone(this);

@@ -29,6 +29,11 @@ export class FrameQueue {
     return true;
   }
 
+  /** The next one, left where it is. */
+  peek(): Buffer | undefined {
+    return this.length === 0 ? undefined : this.frames[this.head];
+  }
+
   shift(): Buffer | undefined {
     if (this.length === 0) return undefined;
     const frame = this.frames[this.head++];

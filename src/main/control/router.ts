@@ -2,18 +2,28 @@
 
 import { randomBytes } from 'node:crypto';
 import { isIPv6 } from 'node:net';
-import { setImmediate as nextTurn } from 'node:timers/promises';
-import { Router, type Context } from 'zeromq';
+import {
+  loadZmq,
+  ReceivedField,
+  ReceivedKind,
+  type ContextHandle,
+  type ReceiverHandle,
+  type Zmq,
+} from '../../../native/zmq.js';
 import { KvpeerError } from '../errors.js';
-import { parseIdentity, type ParsedAddress } from './address.js';
+import { receivedLookup } from '../protocol/received.js';
+import { dropMessage } from '../protocol/message-memory.js';
+import { parseIdentity } from './address.js';
 import { resolveHost } from './dealer.js';
 import type { ControlHandlers, ControlOptions, PeerAddress } from './transport.js';
 
-/** ZMQ_DISCONNECT_MSG, of libzmq's draft API: what the ROUTER "receives" from an identity whose connection ended. */
-const DISCONNECT_MSG = 111;
-
 /** Identities whose reading is remembered; beyond that all are forgotten, which costs no more than reading them again. */
 const MAX_REMEMBERED_IDENTITIES = 1_024;
+
+/** The address that an identity says, or why it says none. */
+type Sender =
+  | { readonly ok: true; readonly text: string }
+  | { readonly ok: false; readonly reason: string; readonly shown: string };
 
 const BIND_REMEDIES: Readonly<Record<string, string>> = {
   EADDRINUSE: 'another process listens there: stop it, or choose another --port',
@@ -22,44 +32,43 @@ const BIND_REMEDIES: Readonly<Record<string, string>> = {
   EACCES: 'this user may not listen there: choose a port above 1023',
 };
 
-class NotifyingRouter extends Router {
-  /** @returns whether this libzmq has the option */
-  notifyPeerGone(notice: Buffer): boolean {
-    try {
-      this.setStringOption(DISCONNECT_MSG, notice);
-      return true;
-    } catch {
-      return false;
-    }
-  }
-}
-
+/**
+ * The options of the socket are set natively (native/zmq/receiver.cc): handover, no linger since it never sends, and no
+ * receive bound. It is never throttled: a connection that breaks while it is, with a heartbeat among what is still to be
+ * read, aborts the process in libzmq 4.3.5 (see transport.ts). What waits costs memory instead, until it is read.
+ */
 export class Receiver {
   readonly reportsPeerGone: boolean;
-  private readonly socket: NotifyingRouter;
+  private readonly zmq: Zmq = loadZmq();
+  private readonly handle: ReceiverHandle;
+  private readonly fields = new Float64Array(ReceivedField.Count);
   // Not guessable, so that no remote can announce the end of a connection that goes on.
   private readonly notice = randomBytes(32);
-  private readonly identities = new Map<string, ParsedAddress>();
+  private readonly senders = new Map<string, Sender>();
   private isMuted = false;
-  private pump: Promise<void> | undefined;
+  private isClosed = false;
+  private isContinuing = false;
 
   constructor(
-    context: Context,
+    context: ContextHandle,
     private readonly options: ControlOptions,
     private readonly handlers: ControlHandlers,
   ) {
-    this.socket = new NotifyingRouter({
+    const { handle, reportsPeerGone } = this.zmq.createReceiver(
       context,
-      handover: true,
-      maxMessageSize: options.maxFrameBytes,
-      // Never sends; no heartbeats either, see transport.ts.
-      linger: 0,
-      // Never throttled: a connection that breaks while it is, with a heartbeat among what is still to be read, aborts
-      // the process in libzmq 4.3.5 (restart_input answers it, see transport.ts). What waits costs memory instead,
-      // until it is read.
-      receiveHighWaterMark: 0,
-    });
-    this.reportsPeerGone = this.socket.notifyPeerGone(this.notice);
+      () => {
+        this.receiveAll();
+      },
+      {
+        maxMessageBytes: options.maxFrameBytes,
+        keyBytes: options.keyBytes,
+        maxKeys: options.maxKeys,
+        maxIdBytes: options.maxStringBytes,
+        notice: this.notice,
+      },
+    );
+    this.handle = handle;
+    this.reportsPeerGone = reportsPeerGone;
   }
 
   async bind(): Promise<PeerAddress> {
@@ -67,16 +76,19 @@ export class Receiver {
     // libzmq binds to addresses and interfaces only, not to names such as `localhost`.
     const host = bindHost === '*' ? '0.0.0.0' : await resolveHost(bindHost);
     if (host === undefined) throw bindError(this.options, 'ENOTFOUND', 'choose a --host that has an address');
-    this.socket.ipv6 = isIPv6(host);
+    let endpoint: string;
     try {
-      await this.socket.bind(`tcp://${isIPv6(host) ? `[${host}]` : host}:${bindPort}`);
+      endpoint = this.zmq.bindReceiver(
+        this.handle,
+        `tcp://${isIPv6(host) ? `[${host}]` : host}:${bindPort}`,
+        isIPv6(host),
+      );
     } catch (error) {
       const code = error instanceof Error && 'code' in error ? String(error.code) : 'unknown';
       const remedy = BIND_REMEDIES[code] ?? 'choose another --host or --port';
       throw bindError(this.options, code, remedy, error);
     }
-    this.pump = this.receiveAll();
-    return { host, port: Number(/:(\d+)$/.exec(this.socket.lastEndpoint ?? '')?.[1] ?? bindPort) };
+    return { host, port: Number(/:(\d+)$/.exec(endpoint)?.[1] ?? bindPort) };
   }
 
   /** What still arrives is thrown away. */
@@ -84,60 +96,75 @@ export class Receiver {
     this.isMuted = true;
   }
 
-  async close(): Promise<void> {
-    this.socket.close();
-    await this.pump;
+  close(): void {
+    if (this.isClosed) return;
+    this.isClosed = true;
+    this.zmq.closeReceiver(this.handle);
   }
 
-  private async receiveAll(): Promise<void> {
+  /**
+   * Messages that are there already are delivered without a turn of the event loop, but not without end: a busy peer
+   * would keep timers, completions and every other socket waiting.
+   */
+  private receiveAll(): void {
     const { receiveBatch, receiveTurnMs } = this.options;
-    let handled = 0;
-    let busyMs = 0;
-    for (;;) {
-      let parts: Buffer[];
-      try {
-        parts = await this.socket.receive();
-      } catch (error) {
-        if (this.socket.closed) return;
-        throw error;
+    const endMs = performance.now() + receiveTurnMs;
+    for (let handled = 0; !this.isClosed; handled++) {
+      if (handled === receiveBatch || (handled > 0 && performance.now() >= endMs)) {
+        this.continueLater();
+        return;
       }
-      const startMs = performance.now();
-      if (!this.isMuted) this.deliver(parts);
-      busyMs += performance.now() - startMs;
-      // A message that is there already is delivered without a turn of the event loop: a busy peer would keep timers,
-      // completions and every other socket waiting.
-      if (++handled < receiveBatch && busyMs < receiveTurnMs) continue;
-      await nextTurn();
-      handled = 0;
-      busyMs = 0;
+      const content = this.zmq.receive(this.handle, this.fields);
+      if (this.fields[ReceivedField.Kind] === ReceivedKind.None) return;
+      this.deliver(content);
     }
   }
 
-  private deliver(parts: readonly Buffer[]): void {
-    const [identity, payload] = parts;
-    const from = this.sender(identity);
-    if (parts.length !== 2) {
-      this.handlers.onRejected('frame_count', `${parts.length - 1} parts from ${describe(identity, from)}`);
+  /** The descriptor is not readable again for messages that were there before. */
+  private continueLater(): void {
+    if (this.isContinuing) return;
+    this.isContinuing = true;
+    setImmediate(() => {
+      this.isContinuing = false;
+      this.receiveAll();
+    });
+  }
+
+  private deliver(content: Buffer | string | undefined): void {
+    const { fields } = this;
+    const lookup =
+      typeof content === 'string' ? receivedLookup(content, fields, this.options.keyBytes) : undefined;
+    const sender = this.isMuted ? undefined : this.sender();
+    if (lookup !== undefined) {
+      if (sender?.ok === true) this.handlers.onLookup(sender.text, lookup, fields[ReceivedField.Bytes]);
+      else dropMessage(lookup);
+    }
+    if (sender === undefined) return;
+    if (content === undefined) {
+      const parts = `${fields[ReceivedField.PartCount]} parts`;
+      this.handlers.onRejected('frame_count', `${parts} from ${sender.ok ? sender.text : sender.shown}`);
       return;
     }
-    const isNotice = this.reportsPeerGone && payload.equals(this.notice);
-    if (!from.ok) {
-      if (!isNotice) this.handlers.onRejected('bad_identity', `${describe(identity, from)}: ${from.reason}`);
+    const isNotice = typeof content !== 'string' && this.reportsPeerGone && content.equals(this.notice);
+    if (!sender.ok) {
+      if (!isNotice) this.handlers.onRejected('bad_identity', `${sender.shown}: ${sender.reason}`);
     } else if (isNotice) {
-      this.handlers.onPeerGone(from.text);
-    } else {
-      this.handlers.onMessage(from.text, payload);
+      this.handlers.onPeerGone(sender.text);
+    } else if (typeof content !== 'string') {
+      this.handlers.onMessage(sender.text, content);
     }
   }
 
-  private sender(identity: Buffer): ParsedAddress {
-    const raw = identity.toString('latin1');
-    const known = this.identities.get(raw);
+  private sender(): Sender {
+    const raw = this.zmq.receivedFrom(this.handle);
+    const known = this.senders.get(raw);
     if (known !== undefined) return known;
+    const identity = Buffer.from(raw, 'latin1');
     const parsed = parseIdentity(identity);
-    if (this.identities.size >= MAX_REMEMBERED_IDENTITIES) this.identities.clear();
-    this.identities.set(raw, parsed);
-    return parsed;
+    const sender = parsed.ok ? parsed : { ...parsed, shown: shown(identity) };
+    if (this.senders.size >= MAX_REMEMBERED_IDENTITIES) this.senders.clear();
+    this.senders.set(raw, sender);
+    return sender;
   }
 }
 
@@ -146,9 +173,7 @@ function bindError(options: ControlOptions, code: string, remedy: string, cause?
   return new KvpeerError('KVPEER_BIND', `cannot listen at ${address} (${code}); ${remedy}`, { cause });
 }
 
-/** An identity in a form that is safe to log: short, printable. */
-function describe(identity: Buffer, parsed: ParsedAddress): string {
-  return parsed.ok
-    ? parsed.text
-    : `identity 0x${identity.toString('hex', 0, 32)}${identity.length > 32 ? '...' : ''}`;
+/** An identity that is no address, in a form that is safe to log: short, printable. */
+function shown(identity: Buffer): string {
+  return `identity 0x${identity.toString('hex', 0, 32)}${identity.length > 32 ? '...' : ''}`;
 }

@@ -23,6 +23,11 @@
 // * A new connection under an identity takes it over (ROUTER_HANDOVER): a restarted peer is heard at once, although
 //   the death of its former self may not have been noticed yet.
 
+
+import { DEFAULT_LIMITS } from '../protocol/limits.js';
+import type { LookupMessage } from '../protocol/messages.js';
+import type { NumberedAnswer } from '../protocol/write.js';
+
 /** Host and port as they appear in an identity; IPv6 literals are bracketed there and bare here. */
 export interface PeerAddress {
   readonly host: string;
@@ -46,6 +51,11 @@ export interface ControlHandlers {
    * `payload` belongs to the handler.
    */
   readonly onMessage: (from: string, payload: Buffer) => void;
+  /**
+   * A `lookup` of the usual form arrived: the receiver has read it natively, and its message is kept until its keys are
+   * given back. `payloadBytes` is its length. Every other form comes to `onMessage`.
+   */
+  readonly onLookup: (from: string, lookup: LookupMessage, payloadBytes: number) => void;
   /**
    * The connection under that identity ended: closed, reset, silent for longer than the time-to-live its own
    * heartbeats announced, or cut because it sent a frame beyond `maxFrameBytes`. Not reported for a connection whose identity was taken over by a newer one, nor
@@ -88,13 +98,15 @@ export interface DealerHandle {
   readonly queuedFrames: number;
   readonly queuedBytes: number;
   /**
-   * Queues a frame; never blocks, never throws. The buffer must not be changed afterwards, ever: ZeroMQ sends it by
-   * reference, and does not tell when it is done.
+   * Sends or queues a frame; never blocks, never throws. One that was queued must not be changed afterwards, and nobody
+   * is told which: leave them all alone.
    *
    * @returns false when the queue is full, or the handle is down or closed: the frame is dropped and the session
    *          should die with "send failed"
    */
   send(frame: Buffer): boolean;
+  /** As send() of writeLookupResp() with these values, without a frame of its own in the usual case. `hits` is copied. */
+  sendAnswer(answer: NumberedAnswer): boolean;
   /**
    * Stops taking frames, gives those that are queued up to `lingerMs` to leave, then closes. Settles when the connection
    * is gone; idempotent.
@@ -150,6 +162,10 @@ export interface ControlOptions {
   /** Bound of our queue per DEALER, in front of ZeroMQ's. */
   readonly queueFrames: number;
   readonly queueBytes: number;
+  /** Lookups whose keys have this length, with at most so many keys, are read natively. */
+  readonly keyBytes: number;
+  readonly maxKeys: number;
+  readonly maxStringBytes: number;
   /** Frames handled before the event loop gets a turn, and milliseconds spent on them: a long list takes one alone. */
   readonly receiveBatch: number;
   readonly receiveTurnMs: number;
@@ -163,6 +179,9 @@ export const DEFAULT_CONTROL_OPTIONS = {
   sendHighWaterMark: 1_000,
   queueFrames: 4_096,
   queueBytes: 64 * 1024 * 1024,
+  keyBytes: DEFAULT_LIMITS.keyBytes,
+  maxKeys: DEFAULT_LIMITS.keyCount,
+  maxStringBytes: DEFAULT_LIMITS.stringBytes,
   receiveBatch: 64,
   receiveTurnMs: 2,
 } as const;

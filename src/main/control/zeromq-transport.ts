@@ -1,6 +1,8 @@
 // The control transport over ZeroMQ: puts the receiving and the sending half together. The contract is transport.ts.
 
-import { Context } from 'zeromq';
+// Brings libzmq into the process: native/zmq calls it there.
+import 'zeromq';
+import { loadZmq } from '../../../native/zmq.js';
 import { KvpeerError } from '../errors.js';
 import { formatAddress, isLegalHost, isWildcard, parseAddress } from './address.js';
 import { DealerConnection } from './dealer.js';
@@ -37,16 +39,9 @@ export function createControlTransport(
   return new ZeromqTransport(options, advertiseHost, handlers);
 }
 
-/**
- * Sockets of the context, the most that libzmq allows: one peer takes three (its DEALER, and two that watch it), so
- * its default of 1,023 would end at 340 peers, and at fewer while those of sessions that ended are being taken down.
- * Descriptors are taken by sockets only, not by this number.
- */
-const MAX_SOCKETS = 65_535;
-
 class ZeromqTransport implements ControlTransport {
   // A context of its own: its sockets and its I/O thread end with it, whatever else in the process uses ZeroMQ.
-  private readonly context = new Context({ maxSockets: MAX_SOCKETS });
+  private readonly context = loadZmq().createContext();
   private readonly receiver: Receiver;
   private readonly dealers = new Set<DealerConnection>();
   private bound: PeerAddress | undefined;
@@ -123,7 +118,8 @@ class ZeromqTransport implements ControlTransport {
   private async closeAll(): Promise<void> {
     this.receiver.mute();
     await Promise.all([...this.dealers].map((dealer) => dealer.close()));
-    await this.receiver.close();
+    this.receiver.close();
+    loadZmq().closeContext(this.context);
     this.hasRouter = false;
   }
 }

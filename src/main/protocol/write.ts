@@ -227,6 +227,22 @@ export function writeLookupResp(
   return writer.finish();
 }
 
+/** A `lookup_resp` that names its lookup. */
+export interface NumberedAnswer {
+  readonly kvRequestId: string;
+  /** HIT or MISS per key. */
+  readonly hits: Uint8Array;
+  readonly roundSeq: number;
+  readonly lookupSeq: number;
+}
+
+const NO_KEYS: VerbatimKeys = { payload: Buffer.alloc(0), arrayStart: 0, arrayEnd: 0 };
+
+/** A `lookup_resp` that names its lookup instead of repeating the keys; natively: native/zmq/answer.h. */
+export function writeNumberedAnswer({ kvRequestId, hits, roundSeq, lookupSeq }: NumberedAnswer): Buffer {
+  return writeLookupResp(kvRequestId, NO_KEYS, hits, { roundSeq, lookupSeq });
+}
+
 /**
  * @param keys         packed keys, `count * keyBytes` bytes; copied. None: "the request is finished"
  * @param blockIndexes slot for each key, in this node's numbering

@@ -12,7 +12,7 @@
 // Rounds of an id: lookups name the current round; a fetch, an abort_fetch or the empty fetch closes it, and the next
 // lookup or fetch uses the next one. What arrives for a closed round finds the load that fetched it, or nobody.
 
-import { freeMessage } from './message-memory.js';
+import { freeMessageOf } from '../protocol/message-memory.js';
 import type {
   AbortAckMessage,
   KeyList,
@@ -306,7 +306,7 @@ export class Consumer implements ConsumerRole {
   onLookupResp(message: LookupRespMessage): void {
     const state = this.#ids.get(message.kvRequestId);
     if (!state || !this.#applyAnswer(state, message)) this.#context.counters.ignored(message.type);
-    freeMessage(message.keys.payload);
+    freeMessageOf(message.keys);
   }
 
   /**

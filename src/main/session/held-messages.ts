@@ -4,6 +4,7 @@
 // the whole message alive: 1,024 rounds of 8 MiB would be 8 GiB for one peer.
 
 import type { KeyList } from '../protocol/messages.js';
+import { ReceivedKeys } from '../protocol/received.js';
 
 /** As much as our own send queue to a peer may hold. */
 const MAX_HELD_BYTES = 64 * 1024 * 1024;
@@ -19,10 +20,14 @@ export class HeldBudget {
   }
 }
 
+/** Who keeps a message; the bytes are accounted for here. */
+export interface MessageHolder {
+  heldBytes: number;
+}
+
 /** Of one peer. */
 export class HeldMessages {
   readonly #budget: HeldBudget;
-  readonly #bytesOf = new Map<object, number>();
   #bytes = 0;
 
   constructor(budget: HeldBudget) {
@@ -39,23 +44,23 @@ export class HeldMessages {
     return this.#bytes === 0 || (this.#bytes + bytes <= MAX_HELD_BYTES && this.#budget.hasRoomFor(bytes));
   }
 
-  /** `owner` keeps the message from here on. */
-  add(owner: object, keys: KeyList): void {
-    const bytes = bytesOf(keys);
-    this.#bytesOf.set(owner, bytes);
-    this.#bytes += bytes;
-    this.#budget.bytes += bytes;
+  /** `holder`, which keeps none yet, keeps the message from here on. */
+  add(holder: MessageHolder, keys: KeyList): void {
+    holder.heldBytes = bytesOf(keys);
+    this.#bytes += holder.heldBytes;
+    this.#budget.bytes += holder.heldBytes;
   }
 
-  /** An owner that is not known any more is left alone. */
-  drop(owner: object): void {
-    const bytes = this.#bytesOf.get(owner) ?? 0;
-    this.#bytes -= bytes;
-    this.#budget.bytes -= bytes;
-    this.#bytesOf.delete(owner);
+  /** A holder that keeps none is left alone. */
+  drop(holder: MessageHolder): void {
+    this.#bytes -= holder.heldBytes;
+    this.#budget.bytes -= holder.heldBytes;
+    holder.heldBytes = 0;
   }
 }
 
-function bytesOf({ payload, bytes }: KeyList): number {
+function bytesOf(keys: KeyList): number {
+  if (keys instanceof ReceivedKeys) return keys.messageBytes;
+  const { payload, bytes } = keys;
   return payload.length + (bytes === payload ? 0 : bytes.length);
 }

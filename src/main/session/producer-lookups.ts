@@ -7,7 +7,7 @@
 
 import { HIT, MISS } from '../protocol/messages.js';
 import type { LookupMessage } from '../protocol/messages.js';
-import { freeMessage } from './message-memory.js';
+import { freeMessageOf } from '../protocol/message-memory.js';
 import { writeLookupResp } from '../protocol/write.js';
 import type { Failure, KeySpan, SlotSet } from '../shards/shard-client.js';
 import { PositionStatus } from '../../shared/operations.js';
@@ -88,6 +88,7 @@ export class ProducerLookups {
       counters.rejection(hasRoom ? 'max_rounds' : 'max_held_bytes');
       counters.miss('busy', keys.count);
       this.#sendAnswer(message, allMisses(keys.count));
+      freeMessageOf(keys);
       if (round !== undefined) this.#noteAnswered(round, this.#context.now());
       return;
     }
@@ -95,6 +96,7 @@ export class ProducerLookups {
       round,
       message,
       receivedMs: this.#context.now(),
+      heldBytes: 0,
       isClosed: false,
       isMatching: false,
       isLast: false,
@@ -113,6 +115,8 @@ export class ProducerLookups {
     for (const lookup of round.lookups) {
       lookup.isClosed = true;
       this.#held.drop(lookup);
+      // What matches them now still reads the keys.
+      if (!lookup.isMatching) freeMessageOf(lookup.message.keys);
       this.#openCount -= 1;
       this.#unpark(lookup);
       this.#endHold(lookup);
@@ -169,6 +173,7 @@ export class ProducerLookups {
     while (this.#limited.length > 0) {
       const [lookup] = this.#limited;
       if (lookup.isClosed) {
+        freeMessageOf(lookup.message.keys);
         this.#limited.shift();
         continue;
       }
@@ -215,6 +220,7 @@ export class ProducerLookups {
     isLimited: boolean,
   ): void {
     if (lookup.isClosed) {
+      freeMessageOf(lookup.message.keys);
       if (set !== undefined) this.#discard(set);
       return;
     }
@@ -347,7 +353,7 @@ export class ProducerLookups {
     this.#endHold(lookup);
     this.#sendAnswer(lookup.message, hits);
     // The match is over and has copied the keys: nothing reads the message any more.
-    freeMessage(lookup.message.keys.payload);
+    freeMessageOf(lookup.message.keys);
     this.#noteAnswered(round, this.#context.now());
   }
 
@@ -358,8 +364,12 @@ export class ProducerLookups {
   }
 
   #sendAnswer({ kvRequestId, keys, roundSeq, lookupSeq }: LookupMessage, hits: Uint8Array): void {
-    const extension = this.#context.remote()?.isKvpeer === true ? { roundSeq, lookupSeq } : {};
-    this.#context.send(writeLookupResp(kvRequestId, keys, hits, extension));
+    const isKvpeer = this.#context.remote()?.isKvpeer === true;
+    if (isKvpeer && lookupSeq !== undefined) {
+      this.#context.sendAnswer({ kvRequestId, hits, roundSeq, lookupSeq });
+    } else {
+      this.#context.send(writeLookupResp(kvRequestId, keys, hits, isKvpeer ? { roundSeq } : {}));
+    }
   }
 
   /** Under a limit a key that is there may have stayed unpinned; which of the misses they are the match does not tell. */

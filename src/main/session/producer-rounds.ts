@@ -13,9 +13,10 @@
 import type { FetchMessage, LookupMessage } from '../protocol/messages.js';
 import type { DataPeer, Failure, ServeHandle, SlotSet } from '../shards/shard-client.js';
 import { Deadlines } from './deadlines.js';
+import type { MessageHolder } from './held-messages.js';
 
 /** One `lookup` that has no answer yet. */
-export interface Lookup {
+export interface Lookup extends MessageHolder {
   readonly round: Round;
   readonly message: LookupMessage;
   readonly receivedMs: number;
@@ -39,7 +40,7 @@ export interface LookupWait {
 }
 
 /** One `fetch` that named keys. Known by its identity, not by (id, round): see {@link Round.fetch}. */
-export interface Fetch {
+export interface Fetch extends MessageHolder {
   readonly round: Round;
   readonly message: FetchMessage;
   readonly peer: DataPeer;

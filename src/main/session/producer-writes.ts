@@ -77,7 +77,16 @@ export class ProducerWrites {
   /** Starts the clocks of a fetch. It becomes the one of its round that is answered. */
   begin(round: Round, message: FetchMessage, peer: DataPeer, demand: Demand | undefined): Fetch {
     const receivedMs = this.#context.now();
-    const fetch: Fetch = { round, message, peer, receivedMs, isClosed: false, writes: new Set(), demand };
+    const fetch: Fetch = {
+      round,
+      message,
+      peer,
+      receivedMs,
+      heldBytes: 0,
+      isClosed: false,
+      writes: new Set(),
+      demand,
+    };
     const { plainPostMs, plainStopMs, quarantineMaxMs } = this.#context.times;
     this.#posts.set(fetch, receivedMs + (this.isKvpeer ? quarantineMaxMs : plainPostMs));
     this.#stops.set(fetch, receivedMs + (this.isKvpeer ? quarantineMaxMs : plainStopMs));

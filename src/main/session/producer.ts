@@ -6,6 +6,7 @@
 //     abort_fetch, empty fetch, end: close all of these                            WriteStop (hard stop, sockets)
 
 import type { AbortFetchMessage, FetchMessage, LookupMessage } from '../protocol/messages.js';
+import { dropMessage } from '../protocol/message-memory.js';
 import { writeAbortAck, writeTransferDone } from '../protocol/write.js';
 import type { DataPeer, SlotSet } from '../shards/shard-client.js';
 import type { HeldBudget } from './held-messages.js';
@@ -119,7 +120,8 @@ export class Producer implements ProducerRole {
   }
 
   onLookup(message: LookupMessage): void {
-    if (!this.#isEnded) this.#lookups.onLookup(message);
+    if (this.#isEnded) dropMessage(message);
+    else this.#lookups.onLookup(message);
   }
 
   /**

@@ -18,6 +18,7 @@ import type {
   LookupRespMessage,
   TransferDoneMessage,
 } from '../protocol/messages.js';
+import type { NumberedAnswer } from '../protocol/write.js';
 import type { DataPeer, KeySpan, ShardClient, SlotSet } from '../shards/shard-client.js';
 
 /** Every time of design.md section 6 rule 4 that a session uses, in milliseconds. */
@@ -116,6 +117,8 @@ export interface RoleContext {
   now(): number;
   /** Queue a frame for the peer. After the session's end it is dropped. Never throws, never ends the session inside. */
   send(frame: Buffer): void;
+  /** The same for a `lookup_resp` that names its lookup. `hits` is copied. */
+  sendAnswer(answer: NumberedAnswer): void;
   /** Takes back a frame that waits for the peer's acknowledgement: true if it has not left and never will. */
   recall(frame: Buffer): boolean;
   /** tick() shall be called at or soon after this time. */

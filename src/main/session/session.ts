@@ -2,7 +2,9 @@
 
 import type { DealerHandle, DownCause } from '../control/transport.js';
 import type { ConnectMessage, IncomingMessage } from '../protocol/messages.js';
+import { writeNumberedAnswer, type NumberedAnswer } from '../protocol/write.js';
 import type { DataPeer, SlotSet } from '../shards/shard-client.js';
+import { dropMessage } from '../protocol/message-memory.js';
 import type {
   EndCause,
   HandshakeEffect,
@@ -192,6 +194,7 @@ export class Session {
   ): void {
     if (this.isOver || this.#remote === undefined) {
       this.#env.hooks.onIgnored(this, message.type);
+      dropMessage(message);
       return;
     }
     switch (message.type) {
@@ -229,6 +232,16 @@ export class Session {
       this.#queuedBytes += frame.length;
     } else {
       this.#failLater();
+    }
+  }
+
+  /** As send() of the same as a frame. */
+  sendAnswer(answer: NumberedAnswer): void {
+    if (!this.#maySend) {
+      this.send(writeNumberedAnswer(answer));
+    } else if (!this.isOver) {
+      this.#lastActivityMs = this.#env.now();
+      if (!this.#dealer.sendAnswer(answer)) this.#failLater();
     }
   }
 

@@ -12,6 +12,7 @@ import type { SlotSet } from '../shards/shard-client.js';
 import { Backoff } from './backoff.js';
 import type { EndCause, Mismatch } from './handshake.js';
 import { FAULTY_CAUSES } from './handshake.js';
+import { dropMessage } from '../protocol/message-memory.js';
 import type { RoleLog, SessionLimits, WriterIdentity } from './roles.js';
 import type { SessionEnvironment, SessionHooks } from './session.js';
 import { Session } from './session.js';
@@ -134,6 +135,7 @@ export class Sessions {
     if (message.type !== 'connect') {
       if (message.type === 'disconnect') this.#forgetConnect(from);
       this.#options.countIgnored(message.type);
+      dropMessage(message);
       return;
     }
     if (this.#isClosed) return;

@@ -28,9 +28,12 @@ import { ExtentSet } from './slot-set.js';
 const SPLIT_KEYS = 8192;
 /** The longest list that is matched on the main thread whenever the workers are idle. */
 const INLINE_MATCH_KEYS = 64;
-/** The same when matches are also rare: 70 us of the main thread, at most once in QUIET_MS. */
+/** The same while matches come one by one: up to 70 us of the main thread. */
 const QUIET_MATCH_KEYS = 1024;
-const QUIET_MS = 0.4;
+/** Two matches that are this near to each other are wanted at the same time ... */
+const TOGETHER_MS = 0.1;
+/** ... and for so long afterwards the workers are used: what is short of time then is the main thread. */
+const BUSY_MS = 20;
 /** Pins up to this many are given back on the main thread: cheaper than a trip over the rings. */
 const INLINE_RELEASE_PINS = 32;
 
@@ -70,7 +73,8 @@ export class ShardsClient implements ShardClient {
   private readonly table: SlotTable;
   private pins = 0;
   private isClosed = false;
-  private lastMatchMs = 0;
+  private lastMatchMs = -Infinity;
+  private lastBusyMs = -Infinity;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
@@ -156,6 +160,7 @@ export class ShardsClient implements ShardClient {
         (options.within === undefined ? 0 : ExtentFlag.CountUnique),
       pinLimit: Math.min(options.pinLimit ?? keys.count, this.numBlocks),
       peerNumBlocks: destinations?.numBlocks ?? 0,
+      isReadInPlace: true,
     });
     if (set === undefined) return false;
     const isLimited = destinations !== undefined || options.pinLimit !== undefined || within.length > 0;
@@ -213,9 +218,11 @@ export class ShardsClient implements ShardClient {
   /** The trip to a worker and back is two wake-ups, 100 us and more; a node that has much to do wakes nobody. */
   private isMatchedHere(keyCount: number): boolean {
     const nowMs = performance.now();
-    const isQuiet = nowMs - this.lastMatchMs >= QUIET_MS;
+    const isIdle = this.inFlight.openCount === 0;
+    if (!isIdle || nowMs - this.lastMatchMs < TOGETHER_MS) this.lastBusyMs = nowMs;
     this.lastMatchMs = nowMs;
-    return this.inFlight.openCount === 0 && keyCount <= (isQuiet ? QUIET_MATCH_KEYS : INLINE_MATCH_KEYS);
+    const isQuiet = nowMs - this.lastBusyMs >= BUSY_MS;
+    return isIdle && keyCount <= (isQuiet ? QUIET_MATCH_KEYS : INLINE_MATCH_KEYS);
   }
 
   /** Contiguous ranges of equal length over the workers that live and have room. */
@@ -639,6 +646,8 @@ export class ShardsClient implements ShardClient {
   }
 
   private checkKeys(keys: KeySpan): void {
+    // In a message natively, by every match.
+    if (keys.message !== undefined) return;
     const { bytes, first, stride, count } = keys;
     const end = count === 0 ? first : first + (count - 1) * stride + this.keyBytes;
     if (count > MAX_EXTENT_KEYS || first < 0 || stride < 0 || end > bytes.length) {

@@ -2,7 +2,7 @@
 
 import { ExtentMemory, planExtent } from '../../shared/extent.js';
 import { type Layout, shardOfSlot } from '../../shared/layout.js';
-import { EXTENT_UNIT_BYTES, ExtentWord, PositionStatus } from '../../shared/operations.js';
+import { EXTENT_UNIT_BYTES, ExtentFlag, ExtentWord, PositionStatus } from '../../shared/operations.js';
 import {
   MAX_VISITED,
   Phase,
@@ -25,6 +25,8 @@ export interface ExtentContents {
   readonly flags: number;
   readonly pinLimit: number;
   readonly peerNumBlocks: number;
+  /** Only a match reads them, so that they may stay in the message they came with. */
+  readonly isReadInPlace?: boolean;
   /** Slots read -1 until somebody writes them (a match writes all of them anyway). */
   readonly hasSlotsCleared?: boolean;
 }
@@ -34,7 +36,7 @@ const NO_LEASES: readonly ExtentSet[] = [];
 export class Extents {
   readonly memory: ExtentMemory;
   /** Every set that has not been given back, those of operations under way included. */
-  private readonly live = new Set<ExtentSet>();
+  private readonly live: ExtentSet[] = [];
   private readonly layout: Layout;
   private readonly table: SlotTable;
   private readonly arena: Arena;
@@ -47,7 +49,7 @@ export class Extents {
   }
 
   get liveCount(): number {
-    return this.live.size;
+    return this.live.length;
   }
 
   get freeBytes(): number {
@@ -63,8 +65,9 @@ export class Extents {
     const { memory } = this;
     const { count, keys, indexes } = contents;
     const leases = contents.leases ?? NO_LEASES;
+    const message = indexes === undefined && contents.isReadInPlace === true ? keys?.message : undefined;
     const keyAreaBytes =
-      keys === undefined
+      keys === undefined || message !== undefined
         ? (contents.spaceBytes ?? 0)
         : count === 0
           ? 0
@@ -74,7 +77,7 @@ export class Extents {
       keyAreaBytes,
       // V8 copies into shared memory word by word when both ends have the same phase, and byte by byte, seven times
       // slower, when they do not (38 KB: 3.2 us against 22). Buffers start on a multiple of 8.
-      keyPhase: keys === undefined ? 0 : (keys.bytes.byteOffset + keys.first) & 7,
+      keyPhase: keys === undefined || message !== undefined ? 0 : (keys.bytes.byteOffset + keys.first) & 7,
       hasIndexes: indexes !== undefined,
       leaseCount: leases.length,
     });
@@ -87,8 +90,8 @@ export class Extents {
     words[header + ExtentWord.OwnersLeft] = 0;
     words[header + ExtentWord.Outcome] = 0;
     words[header + ExtentWord.Count] = count;
-    words[header + ExtentWord.Flags] = contents.flags;
-    words[header + ExtentWord.KeysOffset] = plan.keysOffset;
+    words[header + ExtentWord.Flags] = contents.flags | (message === undefined ? 0 : ExtentFlag.KeysInMessage);
+    words[header + ExtentWord.KeysOffset] = message === undefined ? plan.keysOffset : (keys?.first ?? 0);
     words[header + ExtentWord.KeyStride] = keys === undefined ? this.layout.keyBytes : keys.stride;
     words[header + ExtentWord.SlotsOffset] = plan.slotsOffset;
     words[header + ExtentWord.GenerationsOffset] = plan.generationsOffset;
@@ -97,7 +100,7 @@ export class Extents {
     words[header + ExtentWord.LeaseCount] = leases.length;
     words[header + ExtentWord.StatusesOffset] = plan.statusesOffset;
     words[header + ExtentWord.PinLimit] = contents.pinLimit;
-    words[header + ExtentWord.PeerNumBlocks] = contents.peerNumBlocks;
+    words[header + ExtentWord.PeerNumBlocks] = message ?? contents.peerNumBlocks;
     words[header + ExtentWord.Bytes] = plan.bytes;
     bytes.fill(0, extent + plan.statusesOffset, extent + plan.statusesOffset + count);
     if (contents.hasSlotsCleared === true || keys?.foreign !== undefined) {
@@ -108,14 +111,15 @@ export class Extents {
       words[(extent + plan.leasesOffset) / 4 + i] = leases[i].extent / EXTENT_UNIT_BYTES;
     }
     if (indexes !== undefined) words.set(indexes, (extent + plan.indexesOffset) / 4);
-    if (keys !== undefined && count > 0) {
+    if (keys !== undefined && message === undefined && count > 0) {
       bytes.set(keys.bytes.subarray(keys.first, keys.first + keyAreaBytes), extent + plan.keysOffset);
       if (keys.foreign !== undefined) {
         this.markForeign(extent + plan.statusesOffset, keys.foreign, count, PositionStatus.Skip);
       }
     }
     const set = new ExtentSet(memory, extent, plan.bytes, plan.keptBytes, count);
-    this.live.add(set);
+    set.liveIndex = this.live.length;
+    this.live.push(set);
     return set;
   }
 
@@ -134,13 +138,19 @@ export class Extents {
 
   /** The operation that needed them is over: leases, indexes and keys make room for others. */
   trim(set: ExtentSet): void {
-    if (set.keptBytes >= set.bytes) return;
-    this.arena.shrink(set.extent - this.layout.arenaOffset, set.bytes, set.keptBytes);
+    if (set.keptBytes < set.bytes) {
+      this.arena.shrink(set.extent - this.layout.arenaOffset, set.bytes, set.keptBytes);
+    }
     set.dropKeys();
   }
 
   giveBack(set: ExtentSet): void {
-    if (!this.live.delete(set)) throw new Error('the extent was given back before');
+    if (this.live[set.liveIndex] !== set) throw new Error('the extent was given back before');
+    // The last one takes its place.
+    const last = this.live[this.live.length - 1];
+    last.liveIndex = set.liveIndex;
+    this.live[set.liveIndex] = last;
+    this.live.pop();
     set.isGivenBack = true;
     this.arena.free(set.extent - this.layout.arenaOffset, set.bytes);
   }

@@ -11,6 +11,7 @@ import {
 } from '../../shared/layout.js';
 import { EXTENT_UNIT_BYTES, ExtentWord, NO_EXTENT, Opcode, Outcome } from '../../shared/operations.js';
 import { RingConsumer, RingProducer, arm, disarm, wakeWorker } from '../../shared/ring.js';
+import { Numbered } from './numbered.js';
 
 /** Records of a ring that admission leaves free: for the rebuild of a shard and for records without a completion. */
 const RING_HEADROOM = 4;
@@ -18,7 +19,6 @@ const RING_HEADROOM = 4;
 const DRAIN_BUDGET = 256;
 /** Waiting operations that are tried in one go although they may still find no room. */
 const RETRIES_PER_PASS = 64;
-const MAX_OPERATION_NUMBER = 2 ** 31 - 1;
 
 /** Results that were lost with the worker that had them; the asker counts for itself. */
 export const LOST_RESULT = -1;
@@ -57,7 +57,7 @@ export interface Operation {
 
 interface OpenOperation {
   readonly operation: Operation;
-  readonly opNumber: number;
+  opNumber: number;
   /** Bit w: worker w was given a part. */
   owners: number;
 }
@@ -101,14 +101,13 @@ export class OperationsInFlight {
   private readonly layout: Layout;
   private readonly options: InFlightOptions;
   private readonly workers: WorkerState[];
-  private readonly open = new Map<number, OpenOperation>();
+  private readonly open: Numbered<OpenOperation>;
   private readonly waiting: Waiting[] = [];
   private readonly urgent: Waiting[] = [];
   private timer: NodeJS.Timeout | undefined;
   private isScheduled = false;
   private isPumping = false;
   private isClosed = false;
-  private nextNumber = 1;
   private nextWorker = 0;
   private readonly mainWord: number;
   /** Open operations per worker. */
@@ -121,6 +120,7 @@ export class OperationsInFlight {
     this.words = new Int32Array(options.control, 0, layout.controlBytes / 4);
     this.mainWord = mainArmedWord(layout);
     this.admitted = layout.ringCapacity - RING_HEADROOM;
+    this.open = new Numbered(layout.ringCapacity * layout.shardCount);
     this.workers = Array.from({ length: layout.shardCount }, (_, worker) => ({
       ...this.ringsOf(worker),
       armedWord: workerArmedWord(layout, worker),
@@ -188,9 +188,9 @@ export class OperationsInFlight {
    * @returns its number
    */
   submit(operation: Operation, owners: number): number {
-    const opNumber = this.number();
-    const entry: OpenOperation = { operation, opNumber, owners };
-    this.open.set(opNumber, entry);
+    const entry: OpenOperation = { operation, opNumber: 0, owners };
+    const opNumber = this.open.add(entry);
+    entry.opNumber = opNumber;
     if (operation.extent !== NO_EXTENT) {
       const header = operation.extent / 4;
       this.words[header + ExtentWord.Recorded] = 0;
@@ -208,14 +208,15 @@ export class OperationsInFlight {
     operation: Operation,
     ranges: readonly { worker: number; first: number; count: number }[],
   ): void {
-    const opNumber = this.number();
     let owners = 0;
     for (const range of ranges) owners |= 1 << range.worker;
     const header = operation.extent / 4;
     this.words[header + ExtentWord.Recorded] = 0;
     this.words[header + ExtentWord.OwnersLeft] = owners;
     this.words[header + ExtentWord.Outcome] = Outcome.Ok;
-    this.open.set(opNumber, { operation, opNumber, owners });
+    const entry: OpenOperation = { operation, opNumber: 0, owners };
+    const opNumber = this.open.add(entry);
+    entry.opNumber = opNumber;
     for (const { worker, first, count } of ranges) {
       this.workers[worker].openCount += 1;
       this.push(worker, operation.opcode, opNumber, operation.extent, first, count, 0);
@@ -407,7 +408,7 @@ export class OperationsInFlight {
     const state = this.workers[worker];
     state.isUp = false;
     while (this.take(worker, DRAIN_BUDGET) > 0);
-    const affected = [...this.open.values()].filter((entry) => (entry.owners & (1 << worker)) !== 0);
+    const affected = this.open.all().filter((entry) => (entry.owners & (1 << worker)) !== 0);
     this.clearRings(worker);
     for (const entry of affected) this.partLost(entry, worker);
     this.pump();
@@ -509,19 +510,11 @@ export class OperationsInFlight {
     if (this.isClosed) return;
     this.isClosed = true;
     clearTimeout(this.timer);
-    const open = [...this.open.values()];
+    const open = this.open.all();
     this.open.clear();
     const waiting = [...this.urgent.splice(0), ...this.waiting.splice(0)];
     for (const entry of open) entry.operation.done(CLOSED, LOST_RESULT, LOST_RESULT, LOST_RESULT);
     for (const entry of waiting) entry.end('closed');
-  }
-
-  private number(): number {
-    // Unique as long as fewer than 2^31 operations are open, and long after: a late record finds no namesake.
-    do {
-      this.nextNumber = this.nextNumber >= MAX_OPERATION_NUMBER ? 1 : this.nextNumber + 1;
-    } while (this.open.has(this.nextNumber));
-    return this.nextNumber;
   }
 }
 

@@ -1,5 +1,6 @@
 // The contract between the session layer and the shards: what can be asked of the pool, and how the answers come.
 
+import type { MessageToken } from '../../../native/zmq.js';
 import type { Outcome, PositionStatus } from '../../shared/operations.js';
 
 /**
@@ -12,6 +13,8 @@ export interface KeySpan {
   readonly first: number;
   readonly stride: number;
   readonly count: number;
+  /** The keys are in this message, at the same offsets: a match reads them there. Kept until the match is done. */
+  readonly message?: MessageToken | undefined;
   readonly foreign?: Uint8Array | undefined;
   /** Position of key 0 in its chain of blocks (default 0). Reservations keep it: of equals, the deepest block is evicted. */
   readonly chainStart?: number | undefined;

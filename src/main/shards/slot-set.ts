@@ -30,6 +30,8 @@ export class ExtentSet implements SlotSet {
   /** Its owner is done with it; pins and memory go as soon as nothing reads it. */
   isReleased = false;
   isGivenBack = false;
+  /** Its place in the list of live sets. */
+  liveIndex = -1;
 
   private readonly memory: ExtentMemory;
   private statusView: Uint8Array | undefined;

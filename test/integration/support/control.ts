@@ -8,6 +8,7 @@ import type {
   DownCause,
   TransportRejection,
 } from '../../../src/main/control/transport.js';
+import { dropMessage } from '../../../src/main/protocol/message-memory.js';
 import { createControlTransport } from '../../../src/main/control/zeromq-transport.js';
 
 /** Short times, so that a silent remote is noticed within a test. */
@@ -55,6 +56,9 @@ export class ControlBench {
           onMessage: (from, payload) => {
             recorded.messages.push({ from, payload });
             recorded.onMessage(from, payload);
+          },
+          onLookup: (_from, lookup) => {
+            dropMessage(lookup);
           },
           onPeerGone: (from) => recorded.gone.push(from),
           onRejected: (reason, detail) => recorded.rejected.push({ reason, detail }),

@@ -1,0 +1,189 @@
+// See loop_socket.h.
+
+#include "zmq/loop_socket.h"
+
+#include <cerrno>
+#include <string>
+
+namespace kvpeer::zmq {
+
+// libzmq's default of 1,023 would end at 340 peers; descriptors are taken by sockets only, not by this number.
+constexpr int kMaxSockets = 65535;
+
+struct LoopObject::Watch {
+  uv_poll_t poll;
+  LoopObject* object;
+  void* socket;
+  Leaving* leaving;
+};
+
+// What is left of an object whose polls libuv has not let go of yet.
+struct LoopObject::Leaving {
+  napi_async_cleanup_hook_handle cleanup;
+  size_t pollCount;
+};
+
+std::unordered_set<LoopObject*>& loopObjects() {
+  thread_local std::unordered_set<LoopObject*> objects;
+  return objects;
+}
+
+void LoopObject::enlist() {
+  loopObjects().insert(this);
+  napi_add_async_cleanup_hook(env, closeAtEnvEnd, this, &cleanup_);
+}
+
+bool LoopObject::watch(void* socket) {
+  int descriptor = -1;
+  size_t descriptorBytes = sizeof descriptor;
+  uv_loop_t* loop = nullptr;
+  if (library.getsockopt_(socket, kOptionFd, &descriptor, &descriptorBytes) != 0) return false;
+  auto* watch = new Watch{{}, this, socket, nullptr};
+  watch->poll.data = watch;
+  if (napi_get_uv_event_loop(env, &loop) != napi_ok || uv_poll_init(loop, &watch->poll, descriptor) != 0) {
+    delete watch;
+    return false;
+  }
+  watches_.push_back(watch);
+  uv_poll_start(&watch->poll, UV_READABLE, onPoll);
+  return true;
+}
+
+void LoopObject::onPoll(uv_poll_t* poll, int, int) {
+  auto* watch = static_cast<Watch*>(poll->data);
+  watch->object->onReadable(watch->socket);
+}
+
+void LoopObject::onPollClosed(uv_handle_t* handle) {
+  auto* watch = static_cast<Watch*>(handle->data);
+  Leaving* leaving = watch->leaving;
+  delete watch;
+  leaving->pollCount -= 1;
+  if (leaving->pollCount > 0) return;
+  if (leaving->cleanup != nullptr) napi_remove_async_cleanup_hook(leaving->cleanup);
+  delete leaving;
+}
+
+void LoopObject::close() {
+  loopObjects().erase(this);
+  if (watches_.empty()) {
+    if (cleanup_ != nullptr) napi_remove_async_cleanup_hook(cleanup_);
+  } else {
+    auto* leaving = new Leaving{cleanup_, watches_.size()};
+    for (Watch* watch : watches_) {
+      watch->leaving = leaving;
+      // Off the descriptor before libzmq closes it.
+      uv_poll_stop(&watch->poll);
+      uv_close(reinterpret_cast<uv_handle_t*>(&watch->poll), onPollClosed);
+    }
+  }
+  closeSockets();
+  delete this;
+}
+
+void LoopObject::closeAtEnvEnd(napi_async_cleanup_hook_handle, void* data) {
+  static_cast<LoopObject*>(data)->close();
+}
+
+LoopCallback::LoopCallback(napi_env env, napi_value function, const char* name) : env_(env) {
+  napi_create_reference(env, function, 1, &function_);
+  napi_async_init(env, nullptr, toText(env, name), &context_);
+}
+
+LoopCallback::~LoopCallback() {
+  napi_delete_reference(env_, function_);
+  napi_async_destroy(env_, context_);
+}
+
+void LoopCallback::call(double argument) {
+  napi_env env = env_;
+  napi_handle_scope scope = nullptr;
+  if (napi_open_handle_scope(env, &scope) != napi_ok) return;
+  napi_value function = nullptr;
+  napi_value receiver = nullptr;
+  napi_value value = toNumber(env, argument);
+  napi_get_reference_value(env, function_, &function);
+  napi_get_global(env, &receiver);
+  // The object may be closed inside the call.
+  if (function != nullptr &&
+      napi_make_callback(env, context_, receiver, function, 1, &value, nullptr) == napi_pending_exception) {
+    napi_value error = nullptr;
+    napi_get_and_clear_last_exception(env, &error);
+    napi_fatal_exception(env, error);
+  }
+  napi_close_handle_scope(env, scope);
+}
+
+void Context::closeSockets() {
+  if (context == nullptr) return;
+  while (library.ctx_term_(context) != 0 && library.errno_() == EINTR) {
+  }
+}
+
+int Socket::eventsNow() {
+  int events = 0;
+  size_t bytes = sizeof events;
+  return library.getsockopt_(socket, kOptionEvents, &events, &bytes) == 0 ? events : 0;
+}
+
+napi_value throwZmq(napi_env env, const Functions& library, const char* what) {
+  const int number = library.errno_();
+  const char* code = "KVPEER_ZMQ";
+  switch (number) {
+    case EADDRINUSE:
+      code = "EADDRINUSE";
+      break;
+    case EADDRNOTAVAIL:
+      code = "EADDRNOTAVAIL";
+      break;
+    case ENODEV:
+      code = "ENODEV";
+      break;
+    case EACCES:
+      code = "EACCES";
+      break;
+    case EMFILE:
+      code = "EMFILE";
+      break;
+    default:
+      break;
+  }
+  return throwError(env, std::string(what) + ": " + library.strerror_(number), code);
+}
+
+namespace {
+
+// createContext() -> handle
+napi_value createContext(napi_env env, napi_callback_info) {
+  const Functions* library = functions();
+  if (library == nullptr) {
+    return throwError(env, "no loaded library offers libzmq's functions; zeromq.js must be loaded before, and built so",
+                      "KVPEER_NATIVE_UNAVAILABLE");
+  }
+  auto* context = new Context(env, *library);
+  context->enlist();
+  if (context->context == nullptr || library->ctx_set_(context->context, kContextMaxSockets, kMaxSockets) != 0) {
+    throwZmq(env, *library, "createContext");
+    context->close();
+    return nullptr;
+  }
+  return toNumber(env, context->handle());
+}
+
+// closeContext(context)
+napi_value closeContext(napi_env env, napi_callback_info info) {
+  Arguments<1> args(env, info, "closeContext");
+  auto* context = ownObject<Context>(args, 0, "context");
+  if (args.ok() && context->socketCount > 0) args.fail("it still has sockets");
+  if (args.ok()) context->close();
+  return nullptr;
+}
+
+}  // namespace
+
+void registerContextFunctions(napi_env env, napi_value exports) {
+  exportFunction(env, exports, "createContext", createContext);
+  exportFunction(env, exports, "closeContext", closeContext);
+}
+
+}  // namespace kvpeer::zmq

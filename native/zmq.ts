@@ -43,6 +43,8 @@ export const ReceivedKind = {
   Lookup: 2,
   /** Not one part behind the routing id; thrown away. */
   WrongParts: 3,
+  /** A `fetch` without keys, of the usual form: read already. It has RoundSeq and Bytes. */
+  Finish: 4,
 } as const;
 
 export interface ReceiverOptions {
@@ -111,7 +113,7 @@ export interface Zmq {
   /**
    * Takes one message; `fields` says what it is.
    *
-   * @returns the id of a Lookup (ASCII), the payload of a Message, otherwise undefined
+   * @returns the id of a Lookup or Finish (ASCII), the payload of a Message, otherwise undefined
    */
   receive(receiver: ReceiverHandle, fields: Float64Array): Buffer | string | undefined;
   /** The routing id of the last message, a character per byte. */
@@ -119,7 +121,11 @@ export interface Zmq {
   closeReceiver(receiver: ReceiverHandle): void;
 
   /** @param onEvent with a DealerEvent; never from within a call */
-  createDealer(context: ContextHandle, onEvent: (event: number) => void, options: DealerOptions): DealerHandle;
+  createDealer(
+    context: ContextHandle,
+    onEvent: (event: number) => void,
+    options: DealerOptions,
+  ): DealerHandle;
   /** One attempt; a connection that ended is not made again. */
   connectDealer(dealer: DealerHandle, endpoint: string): void;
   /** Copies the frame. Never blocks. @returns bits of SendResult */

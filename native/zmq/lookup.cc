@@ -119,47 +119,95 @@ bool readKeys(const uint8_t* data, Cursor& cursor, const LookupLimits& limits, L
   return true;
 }
 
+bool readId(Cursor& cursor, uint32_t maxBytes, size_t* start, size_t* bytes) {
+  std::string_view id;
+  if (!cursor.text(&id) || id.empty() || id.size() > maxBytes || !isAscii(id)) return false;
+  *bytes = id.size();
+  *start = cursor.at() - id.size();
+  return true;
+}
+
+bool readType(Cursor& cursor, std::string_view wanted) {
+  std::string_view type;
+  return cursor.text(&type) && type == wanted;
+}
+
+bool readEmptyList(Cursor& cursor) {
+  uint64_t count = 0;
+  return cursor.listHead(&count) && count == 0;
+}
+
+enum Field : unsigned { kUnknown = 0, kType = 1, kId = 2, kKeys = 4, kRound = 8, kTtl = 16, kSeq = 32, kIndexes = 64 };
+
+Field fieldOf(std::string_view name) {
+  if (name == "type") return kType;
+  if (name == "kv_request_id") return kId;
+  if (name == "keys") return kKeys;
+  if (name == "round_seq") return kRound;
+  if (name == "ttl_ms") return kTtl;
+  if (name == "lookup_seq") return kSeq;
+  if (name == "block_indexes") return kIndexes;
+  return kUnknown;
+}
+
+// Walks a map of these fields, each once; `read(field)` reads a value.
+template <typename Read>
+bool readMap(Cursor& cursor, unsigned allowed, unsigned required, Read read) {
+  uint8_t head = 0;
+  if (!cursor.byte(&head) || (head & 0xf0) != 0x80) return false;
+  unsigned seen = 0;
+  for (unsigned left = head & 0x0f; left > 0; --left) {
+    std::string_view name;
+    if (!cursor.text(&name)) return false;
+    const Field field = fieldOf(name);
+    if ((field & allowed) == 0 || (field & seen) != 0 || !read(field)) return false;
+    seen |= field;
+  }
+  return (seen & required) == required && cursor.isAtEnd();
+}
+
 }  // namespace
 
 bool readLookup(const uint8_t* data, size_t bytes, const LookupLimits& limits, Lookup* lookup) {
   Cursor cursor(data, bytes);
-  uint8_t head = 0;
-  if (!cursor.byte(&head) || (head & 0xf0) != 0x80) return false;
-  enum Field : unsigned { kType = 1, kId = 2, kKeys = 4, kRound = 8, kTtl = 16, kSeq = 32 };
-  unsigned seen = 0;
-  for (unsigned left = head & 0x0f; left > 0; --left) {
-    std::string_view name;
-    std::string_view value;
-    if (!cursor.text(&name)) return false;
-    Field field;
-    if (name == "type") {
-      field = kType;
-      if (!cursor.text(&value) || value != "lookup") return false;
-    } else if (name == "kv_request_id") {
-      field = kId;
-      if (!cursor.text(&value) || value.empty() || value.size() > limits.idBytes || !isAscii(value)) return false;
-      lookup->idBytes = value.size();
-      lookup->idStart = cursor.at() - value.size();
-    } else if (name == "keys") {
-      field = kKeys;
-      if (!readKeys(data, cursor, limits, lookup)) return false;
-    } else if (name == "round_seq") {
-      field = kRound;
-      if (!cursor.count(&lookup->roundSeq)) return false;
-    } else if (name == "ttl_ms") {
-      field = kTtl;
-      if (!cursor.count(&lookup->ttlMs)) return false;
-    } else if (name == "lookup_seq") {
-      field = kSeq;
-      if (!cursor.count(&lookup->lookupSeq)) return false;
-    } else {
-      return false;
-    }
-    if ((seen & field) != 0) return false;
-    seen |= field;
-  }
   constexpr unsigned kRequired = kType | kId | kKeys | kRound;
-  return (seen & kRequired) == kRequired && cursor.isAtEnd();
+  return readMap(cursor, kRequired | kTtl | kSeq, kRequired, [&](Field field) {
+    switch (field) {
+      case kType:
+        return readType(cursor, "lookup");
+      case kId:
+        return readId(cursor, limits.idBytes, &lookup->idStart, &lookup->idBytes);
+      case kKeys:
+        return readKeys(data, cursor, limits, lookup);
+      case kRound:
+        return cursor.count(&lookup->roundSeq);
+      case kTtl:
+        return cursor.count(&lookup->ttlMs);
+      default:
+        return cursor.count(&lookup->lookupSeq);
+    }
+  });
+}
+
+bool readFinish(const uint8_t* data, size_t bytes, uint32_t maxIdBytes, Finish* finish) {
+  Cursor cursor(data, bytes);
+  double ignored = 0;
+  constexpr unsigned kRequired = kType | kId | kKeys | kIndexes | kRound;
+  return readMap(cursor, kRequired | kTtl, kRequired, [&](Field field) {
+    switch (field) {
+      case kType:
+        return readType(cursor, "fetch");
+      case kId:
+        return readId(cursor, maxIdBytes, &finish->idStart, &finish->idBytes);
+      case kKeys:
+      case kIndexes:
+        return readEmptyList(cursor);
+      case kRound:
+        return cursor.count(&finish->roundSeq);
+      default:
+        return cursor.count(&ignored);
+    }
+  });
 }
 
 }  // namespace kvpeer::zmq

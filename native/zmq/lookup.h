@@ -1,4 +1,5 @@
-// Reads a `lookup` of the usual form where it lies; every other message is left to the scanner in JavaScript.
+// Reads what every request sends, in its usual form, where it lies: `lookup` and the end of the request. Every other
+// message is left to the scanner in JavaScript.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,16 @@ struct LookupLimits {
   uint32_t keyCount = 0;
   uint32_t idBytes = 0;
 };
+
+// A `fetch` without keys: the request is finished.
+struct Finish {
+  size_t idStart = 0;
+  size_t idBytes = 0;
+  double roundSeq = 0;
+};
+
+// As readLookup: true when the message is a finish in which nothing is unusual. Its `ttl_ms` means nothing.
+bool readFinish(const uint8_t* data, size_t bytes, uint32_t maxIdBytes, Finish* finish);
 
 // True when the message is a lookup in which nothing is unusual: each known field once and no other, an id in ASCII,
 // at least one key, all keys `keyBytes` long with bin 8 headers, whole numbers that a double holds, nothing behind the

@@ -31,7 +31,7 @@ enum Field : size_t {
   kFieldCount,
 };
 
-enum Kind : uint32_t { kNone = 0, kMessage = 1, kLookup = 2, kWrongParts = 3 };
+enum Kind : uint32_t { kNone = 0, kMessage = 1, kLookup = 2, kWrongParts = 3, kFinish = 4 };
 
 // Writes kind and fields of a lookup, but for the token; returns its id.
 napi_value writeLookup(napi_env env, const uint8_t* message, const Lookup& lookup, double* fields);

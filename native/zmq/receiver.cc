@@ -94,7 +94,7 @@ napi_value bindReceiver(napi_env env, napi_callback_info info) {
   return toText(env, bound);
 }
 
-// receive(receiver, fields: Float64Array) -> undefined, the payload, or the id of a lookup
+// receive(receiver, fields: Float64Array) -> undefined, the payload, or the id of a lookup or finish
 napi_value receive(napi_env env, napi_callback_info info) {
   Arguments<2> args(env, info, "receive");
   auto* receiver = ownObject<Receiver>(args, 0, "receiver");
@@ -134,6 +134,12 @@ napi_value receive(napi_env env, napi_callback_info info) {
     napi_value id = writeLookup(env, payload->data(), lookup, fields);
     fields[kFieldToken] = keepMessage(std::move(payload));
     return id;
+  }
+  Finish finish;
+  if (readFinish(payload->data(), payload->size(), receiver->limits.idBytes, &finish)) {
+    fields[kFieldKind] = kFinish;
+    fields[kFieldRoundSeq] = finish.roundSeq;
+    return latin1Text(env, payload->data() + finish.idStart, finish.idBytes);
   }
   fields[kFieldKind] = kMessage;
   return bufferOf(env, payload);

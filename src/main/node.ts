@@ -18,7 +18,7 @@ import { splitAdvertise } from './options.js';
 import { DEFAULT_LIMITS } from './protocol/limits.js';
 import { OwnFingerprint } from './own-fingerprint.js';
 import type { ProtocolLimits } from './protocol/limits.js';
-import type { ConnectMessage, KvpeerAnnouncement, LookupMessage } from './protocol/messages.js';
+import type { ConnectMessage, FetchMessage, KvpeerAnnouncement, LookupMessage } from './protocol/messages.js';
 import { WIRE_VERSION } from './protocol/messages.js';
 import { dropMessage } from './protocol/message-memory.js';
 import { scan } from './protocol/scan.js';
@@ -98,9 +98,12 @@ export class Node {
         onMessage: (from, payload) => {
           handlers.node?.onFrame(from, payload);
         },
-        onLookup: (from, lookup, payloadBytes) => {
-          if (handlers.node === undefined) dropMessage(lookup);
-          else handlers.node.onLookup(from, lookup, payloadBytes);
+        onRead: (from, message, payloadBytes) => {
+          if (handlers.node === undefined) dropMessage(message);
+          else handlers.node.onRead(from, message, payloadBytes);
+        },
+        aroundReceive: (receive) => {
+          options.shards.whileAwake(receive);
         },
         onPeerGone: (from) => {
           handlers.node?.onPeerGone(from);
@@ -231,11 +234,11 @@ export class Node {
     });
   }
 
-  /** A lookup that was read already. */
-  onLookup(from: string, lookup: LookupMessage, payloadBytes: number): void {
+  /** A message that was read already. */
+  onRead(from: string, message: LookupMessage | FetchMessage, payloadBytes: number): void {
     this.#guard(from, () => {
-      if (this.#mayBeHeard(from, payloadBytes)) this.sessions.onMessage(from, lookup);
-      else dropMessage(lookup);
+      if (this.#mayBeHeard(from, payloadBytes)) this.sessions.onMessage(from, message);
+      else dropMessage(message);
     });
   }
 

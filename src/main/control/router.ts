@@ -11,7 +11,7 @@ import {
   type Zmq,
 } from '../../../native/zmq.js';
 import { KvpeerError } from '../errors.js';
-import { receivedLookup } from '../protocol/received.js';
+import { receivedMessage } from '../protocol/received.js';
 import { dropMessage } from '../protocol/message-memory.js';
 import { parseIdentity } from './address.js';
 import { resolveHost } from './dealer.js';
@@ -54,19 +54,13 @@ export class Receiver {
     private readonly options: ControlOptions,
     private readonly handlers: ControlHandlers,
   ) {
-    const { handle, reportsPeerGone } = this.zmq.createReceiver(
-      context,
-      () => {
-        this.receiveAll();
-      },
-      {
-        maxMessageBytes: options.maxFrameBytes,
-        keyBytes: options.keyBytes,
-        maxKeys: options.maxKeys,
-        maxIdBytes: options.maxStringBytes,
-        notice: this.notice,
-      },
-    );
+    const { handle, reportsPeerGone } = this.zmq.createReceiver(context, this.receiveAll, {
+      maxMessageBytes: options.maxFrameBytes,
+      keyBytes: options.keyBytes,
+      maxKeys: options.maxKeys,
+      maxIdBytes: options.maxStringBytes,
+      notice: this.notice,
+    });
     this.handle = handle;
     this.reportsPeerGone = reportsPeerGone;
   }
@@ -106,7 +100,13 @@ export class Receiver {
    * Messages that are there already are delivered without a turn of the event loop, but not without end: a busy peer
    * would keep timers, completions and every other socket waiting.
    */
-  private receiveAll(): void {
+  private readonly receiveAll = (): void => {
+    const { aroundReceive } = this.handlers;
+    if (aroundReceive === undefined) this.receiveBatch();
+    else aroundReceive(this.receiveBatch);
+  };
+
+  private readonly receiveBatch = (): void => {
     const { receiveBatch, receiveTurnMs } = this.options;
     const endMs = performance.now() + receiveTurnMs;
     for (let handled = 0; !this.isClosed; handled++) {
@@ -118,7 +118,7 @@ export class Receiver {
       if (this.fields[ReceivedField.Kind] === ReceivedKind.None) return;
       this.deliver(content);
     }
-  }
+  };
 
   /** The descriptor is not readable again for messages that were there before. */
   private continueLater(): void {
@@ -132,12 +132,12 @@ export class Receiver {
 
   private deliver(content: Buffer | string | undefined): void {
     const { fields } = this;
-    const lookup =
-      typeof content === 'string' ? receivedLookup(content, fields, this.options.keyBytes) : undefined;
+    const message =
+      typeof content === 'string' ? receivedMessage(content, fields, this.options.keyBytes) : undefined;
     const sender = this.isMuted ? undefined : this.sender();
-    if (lookup !== undefined) {
-      if (sender?.ok === true) this.handlers.onLookup(sender.text, lookup, fields[ReceivedField.Bytes]);
-      else dropMessage(lookup);
+    if (message !== undefined) {
+      if (sender?.ok === true) this.handlers.onRead(sender.text, message, fields[ReceivedField.Bytes]);
+      else dropMessage(message);
     }
     if (sender === undefined) return;
     if (content === undefined) {

@@ -23,9 +23,8 @@
 // * A new connection under an identity takes it over (ROUTER_HANDOVER): a restarted peer is heard at once, although
 //   the death of its former self may not have been noticed yet.
 
-
 import { DEFAULT_LIMITS } from '../protocol/limits.js';
-import type { LookupMessage } from '../protocol/messages.js';
+import type { FetchMessage, LookupMessage } from '../protocol/messages.js';
 import type { NumberedAnswer } from '../protocol/write.js';
 
 /** Host and port as they appear in an identity; IPv6 literals are bracketed there and bare here. */
@@ -52,10 +51,12 @@ export interface ControlHandlers {
    */
   readonly onMessage: (from: string, payload: Buffer) => void;
   /**
-   * A `lookup` of the usual form arrived: the receiver has read it natively, and its message is kept until its keys are
-   * given back. `payloadBytes` is its length. Every other form comes to `onMessage`.
+   * A `lookup`, or a `fetch` without keys, of the usual form arrived: the receiver has read it natively. The message of a
+   * lookup is kept until its keys are given back. `payloadBytes` is its length. Every other form comes to `onMessage`.
    */
-  readonly onLookup: (from: string, lookup: LookupMessage, payloadBytes: number) => void;
+  readonly onRead: (from: string, message: LookupMessage | FetchMessage, payloadBytes: number) => void;
+  /** Runs the reading of all messages that have arrived. Default: as it is. */
+  readonly aroundReceive?: (receive: () => void) => void;
   /**
    * The connection under that identity ended: closed, reset, silent for longer than the time-to-live its own
    * heartbeats announced, or cut because it sent a frame beyond `maxFrameBytes`. Not reported for a connection whose identity was taken over by a newer one, nor

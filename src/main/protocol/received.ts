@@ -1,7 +1,8 @@
-// Lookups that the receiver has read natively: their keys stay in libzmq's memory until the answer has been sent.
+// Messages that the receiver has read natively. The keys of a lookup stay in libzmq's memory until the answer has been
+// sent.
 
-import { loadZmq, ReceivedField, type MessageToken } from '../../../native/zmq.js';
-import type { KeyList, LookupMessage } from './messages.js';
+import { loadZmq, ReceivedField, ReceivedKind, type MessageToken } from '../../../native/zmq.js';
+import type { FetchMessage, KeyList, LookupMessage } from './messages.js';
 
 /**
  * The keys of a received lookup, all of the node's length. No byte of them is copied or seen by JavaScript in the usual
@@ -41,8 +42,44 @@ export class ReceivedKeys implements KeyList {
   }
 }
 
-/** @param fields what receive() left for a Lookup */
-export function receivedLookup(kvRequestId: string, fields: Float64Array, keyBytes: number): LookupMessage {
+const NO_BYTES = Buffer.alloc(0);
+const NO_INDEXES = new Int32Array(0);
+
+/** @param fields what receive() left for a Lookup or a Finish */
+export function receivedMessage(
+  kvRequestId: string,
+  fields: Float64Array,
+  keyBytes: number,
+): LookupMessage | FetchMessage {
+  return fields[ReceivedField.Kind] === ReceivedKind.Lookup
+    ? receivedLookup(kvRequestId, fields, keyBytes)
+    : receivedFinish(kvRequestId, fields[ReceivedField.RoundSeq], keyBytes);
+}
+
+function receivedFinish(kvRequestId: string, roundSeq: number, keyBytes: number): FetchMessage {
+  return {
+    type: 'fetch',
+    kvRequestId,
+    keys: {
+      payload: NO_BYTES,
+      arrayStart: 0,
+      arrayEnd: 0,
+      bytes: NO_BYTES,
+      first: 0,
+      stride: keyBytes,
+      count: 0,
+      keyBytes,
+      foreign: undefined,
+      foreignCount: 0,
+    },
+    blockIndexes: NO_INDEXES,
+    overRangeCount: 0,
+    roundSeq,
+    ttlMs: undefined,
+  };
+}
+
+function receivedLookup(kvRequestId: string, fields: Float64Array, keyBytes: number): LookupMessage {
   const ttlMs = fields[ReceivedField.TtlMs];
   const lookupSeq = fields[ReceivedField.LookupSeq];
   return {

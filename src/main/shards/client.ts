@@ -120,6 +120,10 @@ export class ShardsClient implements ShardClient {
     this.inFlight.close();
   }
 
+  whileAwake(run: () => void): void {
+    this.inFlight.whileAwake(run);
+  }
+
   // ---- keys
 
   match(keys: KeySpan, options: MatchOptions, done: Done<SlotSet | undefined>): void {

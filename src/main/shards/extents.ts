@@ -90,7 +90,8 @@ export class Extents {
     words[header + ExtentWord.OwnersLeft] = 0;
     words[header + ExtentWord.Outcome] = 0;
     words[header + ExtentWord.Count] = count;
-    words[header + ExtentWord.Flags] = contents.flags | (message === undefined ? 0 : ExtentFlag.KeysInMessage);
+    words[header + ExtentWord.Flags] =
+      contents.flags | (message === undefined ? 0 : ExtentFlag.KeysInMessage);
     words[header + ExtentWord.KeysOffset] = message === undefined ? plan.keysOffset : (keys?.first ?? 0);
     words[header + ExtentWord.KeyStride] = keys === undefined ? this.layout.keyBytes : keys.stride;
     words[header + ExtentWord.SlotsOffset] = plan.slotsOffset;

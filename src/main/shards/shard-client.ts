@@ -108,6 +108,12 @@ export interface ShardClient {
   readonly blockBytes: number;
   readonly keyBytes: number;
 
+  /**
+   * Runs something that may ask for operations, and then handles what has been completed meanwhile: no worker has to
+   * wake the main thread for it.
+   */
+  whileAwake(run: () => void): void;
+
   match(keys: KeySpan, options: MatchOptions, done: Done<SlotSet | undefined>): void;
   /** Unpins the set's Pinned positions and gives the extent back. Throws when Reserved or Quarantined ones remain. */
   release(set: SlotSet): void;

@@ -57,8 +57,8 @@ export class ControlBench {
             recorded.messages.push({ from, payload });
             recorded.onMessage(from, payload);
           },
-          onLookup: (_from, lookup) => {
-            dropMessage(lookup);
+          onRead: (_from, message) => {
+            dropMessage(message);
           },
           onPeerGone: (from) => recorded.gone.push(from),
           onRejected: (reason, detail) => recorded.rejected.push({ reason, detail }),

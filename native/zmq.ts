@@ -146,8 +146,8 @@ export interface Zmq {
   /** What libzmq has not sent is lost. */
   closeDealer(dealer: DealerHandle): void;
 
-  /** What receive() does with a payload to find out whether it is a lookup; undefined when it is none of the usual form. */
-  readLookup(
+  /** How receive() reads a payload: the id of a Lookup or Finish of the usual form, undefined for everything else. */
+  readMessage(
     message: Uint8Array,
     keyBytes: number,
     maxKeys: number,

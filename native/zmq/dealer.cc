@@ -73,13 +73,13 @@ class Dealer : public Socket {
   // Frame or answer are copied. Sending makes the socket look at its news, after which the descriptor may not tell of them.
   uint32_t send(const void* frame, size_t bytes) {
     RawMessage message;
-    if (library.msg_init_size_(&message, bytes) != 0) return afterSend(false);
+    if (library.msg_init_size_(&message, bytes) != 0) return 0;
     if (bytes > 0) memcpy(library.msg_data_(&message), frame, bytes);
     return send(message);
   }
   uint32_t send(const Answer& answer) {
     RawMessage message;
-    if (library.msg_init_size_(&message, answer.byteCount()) != 0) return afterSend(false);
+    if (library.msg_init_size_(&message, answer.byteCount()) != 0) return 0;
     answer.write(static_cast<uint8_t*>(library.msg_data_(&message)));
     return send(message);
   }
@@ -103,17 +103,17 @@ class Dealer : public Socket {
 
  private:
   uint32_t send(RawMessage& message) {
-    while (library.msg_send_(&message, socket, kDontWait) < 0) {
-      if (library.errno_() == EINTR) continue;
-      library.msg_close_(&message);
-      return afterSend(false);
+    for (;;) {
+      const bool isSent = library.msg_send_(&message, socket, kDontWait) >= 0;
+      const int number = isSent ? 0 : library.errno_();
+      if (number == EINTR) continue;
+      const int events = eventsNow();
+      // Room that has appeared meanwhile: the descriptor will not tell of it any more.
+      if (number == EAGAIN && (events & kPollOut) != 0) continue;
+      if (!isSent) library.msg_close_(&message);
+      waitsForRoom_ = !isSent;
+      return (isSent ? kSent : 0u) | ((events & kPollIn) != 0 ? kHasInbound : 0u);
     }
-    return afterSend(true);
-  }
-
-  uint32_t afterSend(bool isSent) {
-    waitsForRoom_ = waitsForRoom_ || !isSent;
-    return (isSent ? kSent : 0u) | ((eventsNow() & kPollIn) != 0 ? kHasInbound : 0u);
   }
 
   // The callback may close this object.

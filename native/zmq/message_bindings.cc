@@ -35,24 +35,37 @@ napi_value latin1Text(napi_env env, const uint8_t* data, size_t bytes) {
   return text;
 }
 
-napi_value writeLookup(napi_env env, const uint8_t* message, const Lookup& lookup, double* fields) {
-  fields[kFieldKind] = kLookup;
-  fields[kFieldKeysStart] = static_cast<double>(lookup.keysStart);
-  fields[kFieldKeysEnd] = static_cast<double>(lookup.keysEnd);
-  fields[kFieldFirst] = static_cast<double>(lookup.first);
-  fields[kFieldStride] = static_cast<double>(lookup.stride);
-  fields[kFieldKeyCount] = lookup.keyCount;
-  fields[kFieldRoundSeq] = lookup.roundSeq;
-  fields[kFieldTtlMs] = lookup.ttlMs;
-  fields[kFieldLookupSeq] = lookup.lookupSeq;
-  return latin1Text(env, message + lookup.idStart, lookup.idBytes);
+napi_value readUsual(napi_env env, const uint8_t* message, size_t bytes, const LookupLimits& limits, double* fields) {
+  fields[kFieldPartCount] = 1;
+  fields[kFieldBytes] = static_cast<double>(bytes);
+  Lookup lookup;
+  Finish finish;
+  if (readLookup(message, bytes, limits, &lookup)) {
+    fields[kFieldKind] = kLookup;
+    fields[kFieldKeysStart] = static_cast<double>(lookup.keysStart);
+    fields[kFieldKeysEnd] = static_cast<double>(lookup.keysEnd);
+    fields[kFieldFirst] = static_cast<double>(lookup.first);
+    fields[kFieldStride] = static_cast<double>(lookup.stride);
+    fields[kFieldKeyCount] = lookup.keyCount;
+    fields[kFieldRoundSeq] = lookup.roundSeq;
+    fields[kFieldTtlMs] = lookup.ttlMs;
+    fields[kFieldLookupSeq] = lookup.lookupSeq;
+    return latin1Text(env, message + lookup.idStart, lookup.idBytes);
+  }
+  if (readFinish(message, bytes, limits.idBytes, &finish)) {
+    fields[kFieldKind] = kFinish;
+    fields[kFieldRoundSeq] = finish.roundSeq;
+    return latin1Text(env, message + finish.idStart, finish.idBytes);
+  }
+  fields[kFieldKind] = kMessage;
+  return nullptr;
 }
 
 namespace {
 
-// readLookup(message: Uint8Array, keyBytes, maxKeys, maxIdBytes, fields) -> the id, or undefined
-napi_value readLookupOf(napi_env env, napi_callback_info info) {
-  Arguments<5> args(env, info, "readLookup");
+// readMessage(message: Uint8Array, keyBytes, maxKeys, maxIdBytes, fields) -> the id, or undefined
+napi_value readMessage(napi_env env, napi_callback_info info) {
+  Arguments<5> args(env, info, "readMessage");
   size_t bytes = 0;
   size_t fieldCount = 0;
   const auto* data = static_cast<const uint8_t*>(args.typedArray(0, "message", napi_uint8_array, &bytes));
@@ -62,12 +75,9 @@ napi_value readLookupOf(napi_env env, napi_callback_info info) {
   limits.idBytes = static_cast<uint32_t>(args.integer(3, "maxIdBytes", 1, INT32_MAX));
   auto* fields = static_cast<double*>(args.typedArray(4, "fields", napi_float64_array, &fieldCount));
   if (args.ok() && fieldCount < kFieldCount) args.failRange("fields is too short");
-  Lookup lookup;
-  if (!args.ok() || !readLookup(data, bytes, limits, &lookup)) return nullptr;
-  fields[kFieldPartCount] = 1;
-  fields[kFieldBytes] = static_cast<double>(bytes);
+  if (!args.ok()) return nullptr;
   fields[kFieldToken] = 0;
-  return writeLookup(env, data, lookup, fields);
+  return readUsual(env, data, bytes, limits, fields);
 }
 
 template <size_t Count>
@@ -103,7 +113,7 @@ napi_value keptMessageCountOf(napi_env env, napi_callback_info) {
 }  // namespace
 
 void registerMessageFunctions(napi_env env, napi_value exports) {
-  exportFunction(env, exports, "readLookup", readLookupOf);
+  exportFunction(env, exports, "readMessage", readMessage);
   exportFunction(env, exports, "messageBytes", messageBytes);
   exportFunction(env, exports, "dropMessage", dropMessageOf);
   exportFunction(env, exports, "keptMessageCount", keptMessageCountOf);

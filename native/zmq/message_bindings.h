@@ -33,8 +33,8 @@ enum Field : size_t {
 
 enum Kind : uint32_t { kNone = 0, kMessage = 1, kLookup = 2, kWrongParts = 3, kFinish = 4 };
 
-// Writes kind and fields of a lookup, but for the token; returns its id.
-napi_value writeLookup(napi_env env, const uint8_t* message, const Lookup& lookup, double* fields);
+// Reads a Lookup or a Finish: writes kind and fields, but for the token, and returns the id. Any other message: nullptr.
+napi_value readUsual(napi_env env, const uint8_t* message, size_t bytes, const LookupLimits& limits, double* fields);
 
 // A Buffer over the message: a copy when it is short, otherwise its memory itself, given back with the Buffer.
 napi_value bufferOf(napi_env env, const std::shared_ptr<Message>& message);
@@ -42,7 +42,7 @@ napi_value bufferOf(napi_env env, const std::shared_ptr<Message>& message);
 // A character per byte.
 napi_value latin1Text(napi_env env, const uint8_t* data, size_t bytes);
 
-// Adds readLookup, messageBytes, dropMessage and keptMessageCount.
+// Adds readMessage, messageBytes, dropMessage and keptMessageCount.
 void registerMessageFunctions(napi_env env, napi_value exports);
 
 }  // namespace kvpeer::zmq

@@ -128,21 +128,10 @@ napi_value receive(napi_env env, napi_callback_info info) {
     fields[kFieldKind] = kWrongParts;
     return nullptr;
   }
-  fields[kFieldBytes] = static_cast<double>(payload->size());
-  Lookup lookup;
-  if (readLookup(payload->data(), payload->size(), receiver->limits, &lookup)) {
-    napi_value id = writeLookup(env, payload->data(), lookup, fields);
-    fields[kFieldToken] = keepMessage(std::move(payload));
-    return id;
-  }
-  Finish finish;
-  if (readFinish(payload->data(), payload->size(), receiver->limits.idBytes, &finish)) {
-    fields[kFieldKind] = kFinish;
-    fields[kFieldRoundSeq] = finish.roundSeq;
-    return latin1Text(env, payload->data() + finish.idStart, finish.idBytes);
-  }
-  fields[kFieldKind] = kMessage;
-  return bufferOf(env, payload);
+  napi_value id = readUsual(env, payload->data(), payload->size(), receiver->limits, fields);
+  const auto kind = static_cast<uint32_t>(fields[kFieldKind]);
+  if (kind == kLookup) fields[kFieldToken] = keepMessage(std::move(payload));
+  return kind == kMessage ? bufferOf(env, payload) : id;
 }
 
 // receivedFrom(receiver) -> the routing id of the last message, a latin1 string

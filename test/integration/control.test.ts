@@ -10,7 +10,12 @@ import { ControlBench, FAST, text, until } from './support/control.js';
 const bench = new ControlBench();
 afterEach(() => bench.closeAll());
 
-const ignore = { onMessage: () => undefined, onRead: () => undefined, onPeerGone: () => undefined, onRejected: () => undefined };
+const ignore = {
+  onMessage: () => undefined,
+  onRead: () => undefined,
+  onPeerGone: () => undefined,
+  onRejected: () => undefined,
+};
 
 /** A loopback port that nobody listens on. */
 async function freePort(): Promise<number> {

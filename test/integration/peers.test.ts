@@ -1,9 +1,12 @@
 // Two and three real peers, every mode, over ZeroMQ and NIXL, with every byte verified.
 
 import { expect, test } from 'vitest';
+import { Dealer } from 'zeromq';
 
+import { loadZmq } from '../../native/zmq.js';
 import type { Peer } from '../../src/main/peer.js';
-import { testKeys } from '../fixtures/keys.js';
+import { writeLookup } from '../../src/main/protocol/write.js';
+import { KEY_BYTES, testKeys } from '../fixtures/keys.js';
 import { named, startPeer } from '../fixtures/local-peers.js';
 import { eventually } from '../fixtures/remote-peer.js';
 
@@ -21,12 +24,19 @@ async function pull(
   return result;
 }
 
+/** Lookups whose memory is still kept, of all nodes of this process. */
+const { keptMessageCount } = loadZmq();
+
 async function atRest(...peers: Peer[]): Promise<void> {
   for (const peer of peers) {
     await eventually(
       () => Promise.resolve(peer.stats()),
       ({ pins, leases, slots }) =>
-        pins === 0 && leases === 0 && slots.writing === 0 && slots.quarantined === 0,
+        keptMessageCount() === 0 &&
+        pins === 0 &&
+        leases === 0 &&
+        slots.writing === 0 &&
+        slots.quarantined === 0,
     );
   }
 }
@@ -359,4 +369,29 @@ test('wrong arguments are named: keys of a wrong length, too few bytes for the k
   await expect(peer.store(testKeys(0, 2), new Uint8Array(4096))).rejects.toThrow(/2 x 4096 bytes for 2 keys/);
   await peer.close();
   expect(() => peer.open()).toThrow(expect.objectContaining({ code: 'KVPEER_CLOSED' }));
+});
+
+test('lookups that are given up before their answers, and those of strangers, leave no message behind', async () => {
+  const [a, b] = [await startPeer(), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 1000));
+  const given: Promise<unknown>[] = [];
+  for (let i = 0; i < 60; i++) {
+    const request = b.open({ remote_kv_source: named(a, `given-up-${i}`) });
+    given.push(request.lookup(testKeys(0, 1000)).catch(() => undefined));
+    if (i % 3 === 0) await new Promise((resolve) => setImmediate(resolve));
+    request.finish();
+  }
+  const stranger = new Dealer({ routingId: '127.0.0.1:7999', linger: 0 });
+  stranger.connect(`tcp://${a.address}`);
+  const frame = writeLookup('nobody', testKeys(0, 1000), KEY_BYTES, 0);
+  for (let i = 0; i < 20; i++) await stranger.send(frame);
+  await Promise.all(given);
+  await atRest(a, b);
+  // The session ends with lookups under way.
+  const last = b.open({ remote_kv_source: named(a, 'last') });
+  const answer = last.lookup(testKeys(0, 1000)).catch(() => undefined);
+  await b.close();
+  await answer;
+  stranger.close();
+  await atRest(a);
 });

@@ -48,5 +48,5 @@ export const HINDRANCES: Partial<Record<GoalName, string>> = {
   'evict.synthetic5':
     'The two queues reach 1.05 to 1.06 with the seeds that were tried; which keys share a shard and a ghost moves it by 1 %.',
   'evict.worst':
-    'In a pool of 400 blocks (1 % of the synthetic trace) one request is as large as the pool: with other seeds of the hash the same policy is between 0.93 and 1.03 there. Every larger size is at 0.99 or more.',
+    'In a pool of 400 blocks (1 % of the synthetic trace) one request is as large as the pool: with other seeds of the hash the same policy is between 0.92 and 1.03 there. Every larger size is at 0.99 or more.',
 };

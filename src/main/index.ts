@@ -41,4 +41,12 @@ export type {
 } from './peer-api.js';
 export type { Tier, TierJob, TierJobResult, TierRequest } from './tier-api.js';
 export { createSidecar } from './sidecar/index.js';
-export type { Decision, Sidecar, SidecarHooks, SidecarOptions, SidecarParts } from './sidecar/index.js';
+export type {
+  Decision,
+  Prompt,
+  PromptFault,
+  Sidecar,
+  SidecarHooks,
+  SidecarOptions,
+  SidecarParts,
+} from './sidecar/index.js';

@@ -3,6 +3,7 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 
 import { afterEach, describe, expect, it } from 'vitest';
+import { Subscriber } from 'zeromq';
 
 import type { PeerOptions } from '../../src/main/options.js';
 import type { Peer } from '../../src/main/peer.js';
@@ -135,6 +136,20 @@ describe('KV events of a running peer', () => {
       `93cb9191${CLEARED}`,
     );
     expect(await restarts()).toBe('1');
+  });
+
+  it('do not begin again for who subscribes to something else', async () => {
+    const peer = await startPeer({ ...EVENTS, kvEventsReplayPort: 'off', kvEventsResubscribeMs: 1 });
+    const other = new Subscriber({ linger: 0 });
+    other.connect(`tcp://127.0.0.1:${portsOf(peer).port}`);
+    other.subscribe('kv@10.0.0.8', 'kv@10.0.0.7:8000@m and more', 'x');
+    const restarts = async (): Promise<string | undefined> =>
+      /kvpeer_kv_events_restarts_total (\d+)/.exec(await peer.metrics.metrics())?.[1];
+    // A subscriber of ours comes after it, and is the only one that is told.
+    const ours = subscribe(portsOf(peer).port);
+    await ours.until((messages) => messages.some(({ sequence }) => sequence === 0n));
+    expect(await restarts()).toBe('1');
+    other.close();
   });
 
   it('step back to 0 at the bound of the buffer, and a replay from 0 then has what is here', async () => {

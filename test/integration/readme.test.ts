@@ -1,4 +1,4 @@
-// The README's example, run as it is written, and its configuration table.
+// The README's examples, run as they are written.
 
 import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -11,23 +11,36 @@ import { packageRoot } from '../../src/shared/nixl-dir.js';
 
 const readme = readFileSync(`${packageRoot}/README.md`, 'utf8');
 
-test('the example of the README runs as written and prints what its last line says', async () => {
-  const source = /<!-- example[^>]*-->\s*```ts\n([\s\S]*?)```/.exec(readme)?.[1] ?? '';
-  const promised = /\/\/ (\d+ hits, .*)$/m.exec(source)?.[1];
-  expect(promised).toBeDefined();
-  expect(source.trim().split('\n').length).toBeLessThanOrEqual(26);
-  const { outputText } = ts.transpileModule(source, {
-    compilerOptions: { module: ts.ModuleKind.ESNext, target: ts.ScriptTarget.ES2022 },
-  });
-  // Inside the package, so that it can import itself by name as a user would.
-  const folder = `${packageRoot}/dist/readme-example`;
-  await mkdir(folder, { recursive: true });
-  const file = `${folder}/example.mjs`;
-  await writeFile(file, outputText);
-  try {
-    const { stdout } = await promisify(execFile)(process.execPath, [file], { timeout: 60_000 });
-    expect(stdout.trim().split('\n').at(-1)).toBe(promised);
-  } finally {
-    await rm(folder, { recursive: true, force: true });
-  }
-}, 90_000);
+const examples = [...readme.matchAll(/<!-- example[^>]*-->\s*```ts\n([\s\S]*?)```/g)].map(([, source]) => ({
+  source,
+  /** What the last thing that it prints is, by the comment beside it. */
+  promised: /^ *console\.log\(.*\); \/\/ (.+)$/m.exec(source)?.[1] ?? '',
+}));
+
+test('the README has an example of two peers, of hints, of the peer inside the sidecar, and of KV events', () => {
+  const imported = examples.map(({ source }) => /import \{ (.*) \} from 'kvpeer'/.exec(source)?.[1]);
+  expect(imported).toEqual(['Peer', 'Peer', 'BlockHasher, createSidecar, Peer', 'BlockHasher, Peer']);
+  expect(examples[0].source.trim().split('\n').length).toBeLessThanOrEqual(26);
+});
+
+test.each(examples)(
+  'the example that ends with "$promised" runs as written',
+  async ({ source, promised }) => {
+    const { outputText } = ts.transpileModule(source, {
+      compilerOptions: { module: ts.ModuleKind.ESNext, target: ts.ScriptTarget.ES2022 },
+    });
+    // Inside the package, so that it can import itself by name as a user would.
+    const folder = `${packageRoot}/dist/readme-example`;
+    await mkdir(folder, { recursive: true });
+    const file = `${folder}/example.mjs`;
+    await writeFile(file, outputText);
+    try {
+      const { stdout } = await promisify(execFile)(process.execPath, [file], { timeout: 60_000 });
+      expect(promised).not.toBe('');
+      expect(stdout.trim().split('\n').at(-1)).toBe(promised);
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+  },
+  90_000,
+);

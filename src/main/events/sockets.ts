@@ -151,9 +151,14 @@ export class EventSockets {
     }
   }
 
+  /** What subscribes to something else is no router of ours, and hears nothing. */
+  #isOurs(prefix: Buffer): boolean {
+    return this.#topic.subarray(0, prefix.length).equals(prefix);
+  }
+
   async #watchSubscriptions(): Promise<void> {
     for await (const [frame] of this.#publisher) {
-      if (frame.length > 0 && frame[0] === SUBSCRIBE) this.#options.onSubscribed();
+      if (frame[0] === SUBSCRIBE && this.#isOurs(frame.subarray(1))) this.#options.onSubscribed();
     }
   }
 }

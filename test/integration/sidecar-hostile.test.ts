@@ -1,6 +1,7 @@
 // What hostile clients and model servers do to a sidecar, between real HTTP servers.
 
 import { once } from 'node:events';
+import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
@@ -188,5 +189,53 @@ describe('a client that leaves', () => {
     await decoder.until(() => decoder.legs.length === 1);
     client.resetAndDestroy();
     await decoder.until(() => decoder.abortedCount === 1);
+  });
+});
+
+describe('whatever comes', () => {
+  const REQUESTS = [
+    post(CHAT, '{"a":[1,"x"],"stream":true}', `${FROM_SOURCE}content-type: application/json\r\n`),
+    post('/inference/v1/generate', '{"sampling_params":{"extra_args":{}},"token_ids":[1,2]}'),
+    post('/v1/responses', '{"store":true}', 'x-prefiller-host-port: 127.0.0.1:1\r\n'),
+    'GET /ws HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n',
+    `POST ${CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{"a\r\n5\r\n":NaN\r\n1\r\n}\r\n0\r\n\r\n`,
+    `POST ${CHAT} HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n{}`,
+  ];
+  const damage = fc.array(fc.tuple(fc.nat(), fc.integer({ min: 0, max: 255 }), fc.nat(2)), { maxLength: 3 });
+  const end = fc.constantFrom('end', 'destroy', 'reset', 'wait');
+
+  /** Replaces, inserts or drops single bytes. */
+  function damaged(text: string, changes: readonly (readonly [number, number, number])[]): Buffer {
+    let bytes = Buffer.from(text, 'latin1');
+    for (const [at, byte, how] of changes) {
+      const i = at % bytes.length;
+      const middle = how === 2 ? [] : [byte];
+      bytes = Buffer.concat([
+        bytes.subarray(0, i),
+        Buffer.from(middle),
+        bytes.subarray(how === 1 ? i : i + 1),
+      ]);
+    }
+    return bytes;
+  }
+
+  it('and however it ends, the sidecar serves the next client, and no request stays behind', async () => {
+    const property = fc.asyncProperty(
+      ...[fc.constantFrom(...REQUESTS), damage, fc.nat(), end],
+      async (text, changes, cut, how) => {
+        const bytes = damaged(text, changes);
+        const client = await opened(sidecar.port);
+        client.write(cut % 3 === 0 ? bytes.subarray(0, cut % bytes.length) : bytes);
+        if (how === 'end') client.end();
+        if (how === 'destroy') client.destroy();
+        if (how === 'reset') client.resetAndDestroy();
+        const answer = await rawExchange(sidecar.port, post(CHAT, '{}'));
+        client.destroy();
+        expect(answer).toMatch(/^HTTP\/1\.1 200 /);
+      },
+    );
+    await fc.assert(property, { numRuns: 300 });
+    await sidecar.close();
+    expect(await counted(sidecar, 'kvpeer_sidecar_running_requests')).toBe(0);
   });
 });

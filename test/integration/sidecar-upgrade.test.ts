@@ -9,7 +9,7 @@ import { buffer } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { rawExchange } from './support/model-server.js';
-import { deadPort, opened, startSidecar } from './support/sidecar.js';
+import { counted, deadPort, opened, startSidecar } from './support/sidecar.js';
 
 const KEY = 'dGhlIHNhbXBsZSBub25jZQ==';
 const HELLO =
@@ -76,6 +76,8 @@ describe('a WebSocket', () => {
     });
     expect(asked?.headers['x-kv-cache-source-host-port']).toBeUndefined();
     client.destroy();
+    const line = 'kvpeer_sidecar_request_duration_seconds_count{kind="upgrade",outcome="ok"}';
+    expect(await counted(sidecar, line)).toBe(1);
   });
 
   it('ends on the other side when either side ends it', async () => {

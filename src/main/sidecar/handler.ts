@@ -163,14 +163,17 @@ export class RequestHandler {
     return this.#inference({ ...exchange, api: found.api });
   }
 
-  /** A WebSocket, to the model server as it is. */
-  upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, rank: number): void {
+  /** A WebSocket, to the model server as it is. Settles when that has answered, never rejects. */
+  async upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, rank: number): Promise<void> {
+    const startedAt = performance.now();
+    const done = await this.#upgrade(request, socket, head, rank);
+    this.#parts.metrics.request(done.kind, done.outcome, (performance.now() - startedAt) / 1000);
+  }
+
+  async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, rank: number): Promise<Done> {
     const response = responseOn(request, socket);
     const target = readTarget(request.url ?? '/');
-    if (target === undefined) {
-      answerError(response, 400, 'the request target is no path');
-      return;
-    }
+    if (target === undefined) return refuse(response, 'the request target is no path');
     const ending = new AbortController();
     socket.once('close', () => {
       ending.abort();
@@ -184,7 +187,8 @@ export class RequestHandler {
     });
     const leg = this.#legOf({ request, path: target.path, headers }, this.decoderOrigin(rank));
     const context = { name: 'decode', metrics, signal: ending.signal } as const;
-    void runLeg(decoders, { ...leg, body: null, upgrade: request.headers.upgrade }, relay, context);
+    const toModel = { ...leg, body: null, upgrade: request.headers.upgrade };
+    return { kind: 'upgrade', outcome: await runLeg(decoders, toModel, relay, context) };
   }
 
   /** The order of decisions of the contract, section 1.3. */

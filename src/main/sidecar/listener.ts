@@ -28,6 +28,8 @@ export interface ListenerOptions {
 
 const LIMITS: ServerOptions = {
   headersTimeout: 30_000,
+  // Node looks every 30 s by default: a head could take twice its time.
+  connectionsCheckingInterval: 5_000,
   // A body may take as long as its client does: uploads and pauses are the client's affair.
   requestTimeout: 0,
   keepAliveTimeout: 300_000,

@@ -3,8 +3,11 @@
 import type { IgnoredHint } from '../params/hints.js';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 
-/** How a request goes: straight on, with a pull, over a prefiller, or nowhere: answered by the sidecar itself. */
-export type RequestKind = 'plain' | 'pull' | 'prefill-decode' | 'local';
+/**
+ * How a request goes: straight on, with a pull, over a prefiller, to another protocol (until that begins), or nowhere:
+ * answered by the sidecar itself.
+ */
+export type RequestKind = 'plain' | 'pull' | 'prefill-decode' | 'upgrade' | 'local';
 export type LegName = 'prefill' | 'decode';
 /** `cut`: the server broke off inside its answer. `left`: the client went. */
 export type Outcome = 'ok' | 'client-error' | 'server-error' | 'refused' | 'unreachable' | 'cut' | 'left';

@@ -217,7 +217,7 @@ class RunningSidecar implements Sidecar {
           void this.#handler.handle(request, response, rank);
         },
         onUpgrade: (request, socket, head) => {
-          this.#handler.upgrade(request, socket, head, rank);
+          void this.#handler.upgrade(request, socket, head, rank);
         },
       });
       this.#listeners.push(listener);

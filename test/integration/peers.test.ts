@@ -25,7 +25,7 @@ async function pull(
 }
 
 /** Lookups whose memory is still kept, of all nodes of this process. */
-const { keptMessageCount } = loadZmq();
+const keptMessageCount = (): number => loadZmq().keptMessageCount();
 
 async function atRest(...peers: Peer[]): Promise<void> {
   for (const peer of peers) {
@@ -387,6 +387,20 @@ test('lookups that are given up before their answers, and those of strangers, le
   for (let i = 0; i < 20; i++) await stranger.send(frame);
   await Promise.all(given);
   await atRest(a, b);
+  // Parked at the producer, which is writing these blocks.
+  const writing = await a.reserve(testKeys(5000, 4));
+  const parked = b.open({ remote_kv_source: named(a, 'parked') });
+  const parkedAnswer = parked.lookup(testKeys(5000, 4)).catch(() => undefined);
+  await eventually(
+    () => Promise.resolve(keptMessageCount()),
+    (count) => count === 1,
+  );
+  parked.finish();
+  await eventually(
+    () => Promise.resolve(keptMessageCount()),
+    (count) => count === 0,
+  );
+  await Promise.all([parkedAnswer, writing.cancel()]);
   // The session ends with lookups under way.
   const last = b.open({ remote_kv_source: named(a, 'last') });
   const answer = last.lookup(testKeys(0, 1000)).catch(() => undefined);

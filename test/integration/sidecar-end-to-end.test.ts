@@ -126,3 +126,44 @@ it('with an embedded peer a prompt of token ids is pulled before the engine has 
   expect(text).toContain('kvpeer_slots{phase="ready"} 40');
   expect((await request(`http://${sidecar.metricsAddress ?? ''}/readyz`)).statusCode).toBe(200);
 });
+
+it('a prefill leg that names a source is pulled ahead at the sidecar of the prefiller, and at no other', async () => {
+  const [source, peer] = [await startPeer(), await startPeer()];
+  const hasher = await BlockHasher.create({ algorithm: 'sha256_cbor', tokensPerHash: 16 });
+  const tokenIds = Array.from({ length: 40 * 16 }, (_, i) => i);
+  const keys = hasher.blockKeys(tokenIds);
+  await source.content.storeFilled(keys);
+  const engineOfPrefiller = await engineOf({
+    p2pPort: 0,
+    run: async () => {
+      await expect.poll(async () => (await peer.probe(keys)).leadingCount).toBe(40);
+      return { pulled: 0, local: 40, computed: 0, bad: 0 };
+    },
+  });
+  const nothing = { pulled: 0, local: 0, computed: 0, bad: 0 };
+  const engineOfDecoder = await engineOf({ p2pPort: 0, run: () => Promise.resolve(nothing) });
+  const legKeyFile = await keyFile();
+  const prefiller = await sidecarFor(
+    engineOfPrefiller,
+    { legKeyFile, pullWaitMs: 20_000 },
+    { peer, admin: { host: '127.0.0.1', port: 0 } },
+  );
+  const { p2pPort } = new PeerCache(source);
+  const decoder = await sidecarFor(engineOfDecoder, { legKeyFile, p2pConnectorPort: p2pPort });
+  const answer = await request(`http://127.0.0.1:${decoder.port}/inference/v1/generate`, {
+    method: 'POST',
+    headers: {
+      'content-type': 'application/json',
+      'x-kv-cache-source-host-port': '127.0.0.1:1',
+      'x-prefiller-host-port': `127.0.0.1:${prefiller.port}`,
+    },
+    body: JSON.stringify({ token_ids: tokenIds, sampling_params: { temperature: 0.5 } }),
+  });
+  expect(answer.statusCode).toBe(200);
+  await answer.body.dump();
+  const { p2pPort: peerPort } = new PeerCache(peer);
+  expect(engineOfPrefiller.params).toMatchObject([
+    { remote_decoder: {}, remote_kv_source: { remote_host: '127.0.0.1', remote_port: peerPort } },
+  ]);
+  expect(engineOfDecoder.params).toMatchObject([{ remote_prefiller: {} }]);
+});

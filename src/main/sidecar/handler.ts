@@ -274,6 +274,8 @@ export class RequestHandler {
     if (hinted !== undefined) return this.#pullFrom(exchange, hinted, json);
     const edits = new Map(isStateless ? statelessEdits(api, options.profile) : []);
     for (const [key, edit] of params.edits) edits.set(key, edit);
+    if (params.isSigned)
+      for (const [key, edit] of await this.#pullForLeg(exchange, json)) edits.set(key, edit);
     return this.#decode(exchange, 'plain', ...this.#edited(exchange, json, edits));
   }
 
@@ -283,16 +285,29 @@ export class RequestHandler {
     const { options, signer } = this.#parts;
     const signature = signatureOf(exchange.request);
     if (signature !== undefined && signer.isSigned(body, object, signature)) {
-      return { edits: new Map(), areKept: true };
+      return { edits: new Map(), areKept: true, isSigned: true };
     }
     if (options.trustsClientParams) {
       const { edits, params } = clientEdits(body, object, exchange.api);
       // What a trusted client wrote is the engine's as it stands.
       if (params !== undefined) void this.#decided(exchange, 'pull', params, json);
-      return { edits, areKept: params !== undefined };
+      return { edits, areKept: params !== undefined, isSigned: false };
     }
     if (object.members.some(({ key }) => key === 'kv_transfer_params')) this.#clientParamsRemoved(exchange);
-    return { edits: noParamsEdits(exchange.api), areKept: false };
+    return { edits: noParamsEdits(exchange.api), areKept: false, isSigned: false };
+  }
+
+  /** Another sidecar's prefill leg may name a source too: an embedded peer pulls from it, and the engine from the peer. */
+  async #pullForLeg(exchange: InferenceExchange, json: JsonBody): Promise<JsonEdits> {
+    const { options, pullAhead } = this.#parts;
+    const params = pullAhead === undefined ? undefined : paramsOf(json);
+    const source = params?.remote_kv_source;
+    if (params === undefined || typeof source !== 'object' || source === null) return new Map();
+    const peer = await this.#decided(exchange, 'pull', params, json);
+    if (peer === undefined) return new Map();
+    const { host: remote_host, port: remote_port } = peer;
+    const instead = { ...params, remote_kv_source: { ...source, remote_host, remote_port } };
+    return decodeEdits(exchange.api, options.profile, instead);
   }
 
   #clientParamsRemoved({ path }: Exchange): void {
@@ -417,6 +432,8 @@ export class RequestHandler {
 interface ParamsFate {
   readonly edits: JsonEdits;
   readonly areKept: boolean;
+  /** Kept because a sidecar wrote them. */
+  readonly isSigned: boolean;
 }
 
 interface Done {
@@ -435,6 +452,14 @@ function refuse(response: ServerResponse, message: string): Done {
 /** As the model server's framework decides it: the case does not matter, and without a type it tries. */
 function isReadAsJson(request: IncomingMessage): boolean {
   return (request.headers['content-type'] ?? 'json').toLowerCase().includes('json');
+}
+
+/** kv_transfer_params at the top of a body, where they are an object. */
+function paramsOf({ body, object }: JsonBody): Readonly<Record<string, unknown>> | undefined {
+  const member = object.members.findLast(({ key }) => key === 'kv_transfer_params');
+  if (member === undefined) return undefined;
+  const value: unknown = JSON.parse(body.text(member.valueStart, member.valueEnd));
+  return typeof value === 'object' && value !== null ? { ...value } : undefined;
 }
 
 function signatureOf(request: IncomingMessage): string | undefined {

@@ -87,9 +87,14 @@ async function main(): Promise<void> {
   const note = (text: string): void => {
     console.error(text);
   };
+  const durations: { title: string; seconds: number }[] = [];
   for (const section of chosen) {
     note(`-- ${section.title}`);
+    const sectionStartMs = performance.now();
     await runSection(section, { isQuick: values.quick, profileDir: values.cpuprofile, rows, note });
+    const seconds = (performance.now() - sectionStartMs) / 1000;
+    durations.push({ title: section.title, seconds });
+    note(`   ${seconds.toFixed(1)} s`);
   }
   const result: BenchResult = {
     rows: rows.all.filter((row) => isRowChosen(row, only)),
@@ -98,6 +103,7 @@ async function main(): Promise<void> {
     date,
     isQuick: values.quick,
     seconds: Math.round((performance.now() - startMs) / 1000),
+    sections: durations.map(({ title, seconds }) => ({ title, seconds: Math.round(seconds * 10) / 10 })),
   };
   if (values.json !== undefined) writeFileSync(values.json, `${JSON.stringify(result, null, 2)}\n`);
   if (values.docs || (!values.quick && only === undefined)) writeDocument(result);

@@ -86,6 +86,41 @@ class FullIndex {
     return { matchNs, releaseNs };
   }
 
+  /** The reference in JavaScript on the same memory; the hash is the native one. @returns ns per key and round */
+  measureReference(rounds: number): number[] {
+    const scratch = workerScratch(this.layout, 0);
+    const perBatch = Math.min(BATCH, SCRATCH_BYTES / (4 * HASH_WORDS));
+    const positions = this.#writeExtent(perBatch);
+    const table = this.#table;
+    const slots = new Int32Array(perBatch);
+    const samples: number[] = [];
+    for (let round = -20; round < rounds; round++) {
+      for (let i = 0; i < perBatch; i++) {
+        const key = Math.floor(Math.random() * this.#keyCount) * KEY_BYTES;
+        table.bytes.set(this.#keys.subarray(key, key + KEY_BYTES), positions + i * KEY_BYTES);
+      }
+      const ns = nanosecondsOf(() => {
+        this.#native.hashKeys(this.#handle, this.layout.arenaOffset, 0, perBatch, scratch);
+        for (let i = 0; i < perBatch; i++) {
+          const at = scratch / 4 + i * HASH_WORDS;
+          const place = {
+            shard: table.words[at],
+            bucketA: table.words[at + 1],
+            bucketB: table.words[at + 2],
+            tag: table.words[at + 3],
+          };
+          slots[i] = table.probe(place, table.bytes, positions + i * KEY_BYTES, true).slot;
+        }
+      });
+      for (const slot of slots) {
+        if (slot < 0) throw new Error('a key that is there was missed');
+        table.unpin(slot);
+      }
+      if (round >= 0) samples.push(ns / perBatch);
+    }
+    return samples;
+  }
+
   #fill(): void {
     for (let at = 0; at < this.#keys.length; at += 65_536) {
       randomFillSync(this.#keys, at, Math.min(65_536, this.#keys.length - at));
@@ -185,6 +220,16 @@ export const matchBench: Section = {
     rows.measured('index.1m.releaseNs', medians(hits.releaseNs), 'ns/key');
     rows.measured('index.1m.halfMissedNs', medians(large.measure(rounds, 0.5).matchNs), 'ns/key');
     rows.measured('index.1m.allMissedNs', medians(large.measure(rounds, 1).matchNs), 'ns/key');
+    for (const [name, index] of [
+      ['64k', small],
+      ['1m', large],
+    ] as const) {
+      rows.measured(
+        `index.${name}.javascript.matchPinNs`,
+        medians(index.measureReference(rounds / 5)),
+        'ns/key',
+      );
+    }
     rows.figure('index.bytesPerSlot', large.layout.controlBytes / large.layout.numBlocks);
     if (isQuick) {
       rows.skip('index.10mVs64k', 'left out of --quick');

@@ -20,10 +20,10 @@ const KEYS = 16;
 const WINDOW = 64;
 
 /** Does the work on this extent in a worker and tells when it is done. */
-type Way = (extent: number, done: (matched: number) => void) => void;
+export type Way = (extent: number, done: (matched: number) => void) => void;
 
 /** `count` requests, `window` of them under way. @returns us of this thread's CPU and of the clock, per request */
-async function drive(
+export async function drive(
   way: Way,
   extents: readonly number[],
   count: number,
@@ -50,7 +50,7 @@ async function drive(
   };
 }
 
-function ringWay({ client }: StartedShards): Way {
+export function ringWay({ client }: StartedShards): Way {
   return (extent, done) => {
     client.inFlight.submit(
       {
@@ -67,6 +67,16 @@ function ringWay({ client }: StartedShards): Way {
       1,
     );
   };
+}
+
+/** Lists of keys that are not there, each in an extent of its own. */
+export function ringExtents(shards: StartedShards, count: number): number[] {
+  return Array.from({ length: count }, (_, i) => {
+    const keys = { bytes: benchKeys(2 ** 30 + i * KEYS, KEYS), first: 0, stride: KEY_BYTES, count: KEYS };
+    const set = shards.client.extents.make({ count: KEYS, keys, flags: 0, pinLimit: 0, peerNumBlocks: 0 });
+    if (set === undefined) throw new Error('the arena is full');
+    return set.extent;
+  });
 }
 
 export const ringsBench: Section = {
@@ -91,18 +101,7 @@ export const ringsBench: Section = {
       workerData: { control },
     });
     try {
-      const extents = Array.from({ length: WINDOW }, (_, i) => {
-        const keys = { bytes: benchKeys(i * KEYS, KEYS), first: 0, stride: KEY_BYTES, count: KEYS };
-        const set = shards.client.extents.make({
-          count: KEYS,
-          keys,
-          flags: 0,
-          pinLimit: 0,
-          peerNumBlocks: 0,
-        });
-        if (set === undefined) throw new Error('the arena is full');
-        return set.extent;
-      });
+      const extents = ringExtents(shards, WINDOW);
       const messages: ((matched: number) => void)[] = [];
       worker.on('message', (packed: number) => {
         messages.shift()?.(unpackMatch(packed).hitCount);

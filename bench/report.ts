@@ -17,6 +17,8 @@ export interface BenchResult extends MachineFacts {
   readonly rows: readonly Row[];
   readonly isQuick: boolean;
   readonly seconds: number;
+  /** What each part of the run took. */
+  readonly sections: readonly { readonly title: string; readonly seconds: number }[];
 }
 
 /** Writes docs/benchmarks.md and its charts. */

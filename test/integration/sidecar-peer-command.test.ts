@@ -183,8 +183,7 @@ it('pulls a prompt from its source before the model server has it, and sends the
   const { base, admin, peer } = await started(port, [
     '--p2p-connector-port',
     p2pPort,
-    '--pull-wait-ms',
-    '20000',
+    ...['--pull-wait-ms', '20000', '--pull-max-ms', '60000'],
   ]);
 
   const answer = generate(base, source, { model: 'llama' });

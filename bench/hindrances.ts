@@ -15,6 +15,9 @@ export const HINDRANCES: Partial<Record<GoalName, string>> = {
     "The client is vLLM's own, in Python: the time in which it writes and reads 1,024 keys is in the figures of both sides, and what is left of vLLM's is not much more.",
   'lookup.1024.vsVllmTight':
     "As for the default cadence: the Python client's own time for 1,024 keys is in both figures and is most of kvpeer's.",
+  'lookup.1024.vsMooncake': `${WAKE_UPS} Mooncake's 2.5 ms are Python and a master that is asked instead of the peer; of kvpeer's time in this row the most is the consumer's and producer's sleeping threads, which \`lookup.echo.1024.p50Us\` (nothing but sockets) shows in part.`,
+  'lookup.1024.vsLmcache':
+    'LMCache needs two round trips, which its own threads answer between polls: its time moves with what else the cores do, by a factor of two between rounds.',
   'lookup.1024.vsRedis': `${WAKE_UPS} Redis answers from the thread that reads the socket to a C client that knows the answer's layout in advance, and pins nothing.`,
   'lookup.1024.mainCpuUs':
     'The steps by themselves are the rows `lookup.split.*`, measured hot; between them come turns of the event loop, a wake-up of the worker and one from it, and whatever of the code is cold again.',

@@ -56,6 +56,19 @@ async function runSection(section: Section, bench: Bench): Promise<void> {
   bench.rows.skipMissing(section.goals, reason);
 }
 
+/** Before anything is measured: a run takes minutes. */
+function earlierRun(file: string): BenchResult {
+  let result: Partial<BenchResult>;
+  try {
+    result = JSON.parse(readFileSync(file, 'utf8')) as Partial<BenchResult>;
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    throw new Error(`--compare ${file} cannot be read: ${reason}`, { cause: error });
+  }
+  if (!Array.isArray(result.rows)) throw new Error(`--compare ${file} was not written by --json`);
+  return result as BenchResult;
+}
+
 async function main(): Promise<void> {
   const { values } = parseArgs({
     options: {
@@ -78,6 +91,8 @@ async function main(): Promise<void> {
     throw new Error(`no row begins with ${only ?? ''}; groups are ${GROUPS.join(', ')}`);
   }
   if (values.cpuprofile !== undefined) mkdirSync(values.cpuprofile, { recursive: true });
+  const { compare } = values;
+  const earlier = compare === undefined ? undefined : earlierRun(compare);
   const startMs = performance.now();
   const { machine, versions, date } = machineFacts();
   console.log(`${machine.processor}, ${machine.cores} cores, node ${versions.node}`);
@@ -107,9 +122,7 @@ async function main(): Promise<void> {
   };
   if (values.json !== undefined) writeFileSync(values.json, `${JSON.stringify(result, null, 2)}\n`);
   if (values.docs || (!values.quick && only === undefined)) writeDocument(result);
-  if (values.compare !== undefined) {
-    console.log(compareText(JSON.parse(readFileSync(values.compare, 'utf8')) as BenchResult, result));
-  }
+  if (earlier !== undefined) console.log(compareText(earlier, result));
   const missed = result.rows.filter((row) => row.holds === false);
   const held = result.rows.filter((row) => row.holds === true);
   const skipped = result.rows.filter((row) => row.value === null && goalOf(row.name) !== undefined);

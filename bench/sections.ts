@@ -5,6 +5,7 @@ import { evictionBench } from './eviction.js';
 import { idleBench } from './idle.js';
 import { kvEventsBench } from './kv-events.js';
 import { lookupCpuBench } from './lookup-cpu.js';
+import { lookupLoadBench } from './lookup-load.js';
 import { lookupRoundTripBench } from './lookup-round-trip.js';
 import { lookupSplitBench } from './lookup-split.js';
 import { lookupTailBench } from './lookup-tail.js';
@@ -29,6 +30,7 @@ export const SECTIONS: readonly Section[] = [
   lookupSplitBench,
   lookupCpuBench,
   lookupRoundTripBench,
+  lookupLoadBench,
   lookupTailBench,
   serveSplitBench,
   serveBench,

@@ -129,10 +129,11 @@ async function tcpAgainstRaw(bench: Bench): Promise<void> {
   bench.rows.measured('fetch.512x64k.tcpVsRaw', over(rawMs, times.fetchMs));
 }
 
-async function manyAtOnce({ rows }: Bench): Promise<void> {
+async function manyAtOnce({ rows }: Bench, transport: TransportName): Promise<void> {
   const { blockCount, blockBytes } = SHAPES['512x64k'];
-  const producer = new Child<BenchNode>('node');
-  const client = new Child<Load>('load');
+  const env = TRANSPORTS[transport];
+  const producer = new Child<BenchNode>('node', { env });
+  const client = new Child<Load>('load', { env });
   await withChildren([producer, client], async () => {
     const { address } = await producer.call('start', {
       dataPlane: 'nixl',
@@ -144,7 +145,7 @@ async function manyAtOnce({ rows }: Bench): Promise<void> {
     await producer.call('store', 0, blockCount);
     await client.call('openMemory', { numBlocks: 16 * blockCount, blockBytes });
     await client.call('connect', address);
-    for (const lanes of [1, 4, 16]) {
+    for (const lanes of [1, 2, 4, 8, 16]) {
       const perLane = Math.ceil(32 / lanes);
       const samples: number[] = [];
       for (let round = 0; round < 5; round++) {
@@ -152,7 +153,7 @@ async function manyAtOnce({ rows }: Bench): Promise<void> {
         await client.call('fetchLoop', { blockCount, order: 'consecutive', rounds: perLane, lanes });
         samples.push((lanes * perLane * blockCount * blockBytes) / 1e6 / (performance.now() - startMs));
       }
-      rows.measured(`fetch.512x64k.at${lanes}.gbPerS`, samples, 'GB/s');
+      rows.measured(`fetch.512x64k.${transport}.at${lanes}.gbPerS`, samples, 'GB/s');
     }
   });
 }
@@ -172,7 +173,8 @@ export const serveBench: Section = {
     await tcpAgainstRaw(bench);
     if (isQuick) return;
     await measureShape(bench, '4096x4k', 'default');
-    await measureShape(bench, '512x64k', 'shm');
-    await manyAtOnce(bench);
+    for (const name of ['512x64k', '64x1m', '4096x4k'] as const) await measureShape(bench, name, 'shm');
+    for (const name of ['64x1m', '4096x4k'] as const) await measureShape(bench, name, 'tcp');
+    for (const transport of ['default', 'tcp'] as const) await manyAtOnce(bench, transport);
   },
 };

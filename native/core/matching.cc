@@ -90,6 +90,75 @@ class PinBudget {
   const char* error_ = nullptr;
 };
 
+// Counts a hit at its position; positions come in order.
+void countHit(const MatchRequest& request, uint32_t position, MatchResult* result) {
+  if (position == request.first + result->leadingCount) result->leadingCount += 1;
+  result->hitCount += 1;
+}
+
+// The usual match: pins what is READY, and no limit can be met. `kKeyBytes`: see keyLength().
+template <uint32_t kKeyBytes>
+MatchResult matchFreely(const ControlMap& control, const Extent& extent, const MatchRequest& request) {
+  MatchResult result;
+  // A copy whose address nobody has: the stores through it do not make the compiler read it again.
+  const Extent answers = extent;
+  probeKeys<kKeyBytes>(control, answers, request.first, request.end, request.onlyShard,
+                       [&](uint32_t position, auto look) {
+    const ProbeResult found = look(true);
+    if (found.kind == Found::kNothing) return writeMiss(answers, position);
+    const bool isHit = found.kind == Found::kPinned;
+    if (isHit) {
+      countHit(request, position, &result);
+    } else {
+      result.pendingCount += 1;
+    }
+    writePosition(answers, position, static_cast<int32_t>(found.slot), found.generation,
+                  isHit ? kStatusPinned : kStatusPending);
+  });
+  return result;
+}
+
+// Without pins, or with a limit that may be met.
+MatchResult matchWithin(const ControlMap& control, const Extent& extent, const MatchRequest& request,
+                        MatchScratch& scratch) {
+  MatchResult result;
+  const bool pins = (extent.flags & kPin) != 0;
+  PinBudget budget(control, extent, scratch.leased);
+  if (budget.error() != nullptr) {
+    result.error = budget.error();
+    return result;
+  }
+
+  const SlotRecords records = control.records();
+  const auto settle = [&](uint32_t position, auto look) {
+    if (pins && !budget.mayTry()) budget.spend();
+    if (budget.isSpent() && !budget.mayTry()) return writeMiss(extent, position);
+    const ProbeResult found = look(pins);
+    switch (found.kind) {
+      case Found::kPinned:
+        if (!budget.take(found.slot)) {
+          unpin(records.state(found.slot));
+          budget.spend();
+          return writeMiss(extent, position);
+        }
+        [[fallthrough]];
+      case Found::kReady:
+        countHit(request, position, &result);
+        return writePosition(extent, position, static_cast<int32_t>(found.slot), found.generation,
+                             pins ? kStatusPinned : kStatusFound);
+      case Found::kPending:
+        // Beyond the limit a key is a miss also when it is on its way: waiting for it would bring nothing.
+        if (budget.isSpent()) return writeMiss(extent, position);
+        result.pendingCount += 1;
+        return writePosition(extent, position, static_cast<int32_t>(found.slot), found.generation, kStatusPending);
+      case Found::kNothing:
+        return writeMiss(extent, position);
+    }
+  };
+  probeKeys<0>(control, extent, request.first, request.end, request.onlyShard, settle);
+  return result;
+}
+
 }  // namespace
 
 MatchResult matchKeys(const ControlMap& control, const Extent& extent, const MatchRequest& request,
@@ -105,44 +174,17 @@ MatchResult matchKeys(const ControlMap& control, const Extent& extent, const Mat
       return result;
     }
   }
-  const bool pins = (extent.flags & kPin) != 0;
-  PinBudget budget(control, extent, scratch.leased);
-  if (budget.error() != nullptr) {
-    result.error = budget.error();
-    return result;
+  const bool isFree = (extent.flags & (kPin | kCountUnique)) == kPin && extent.pinLimit >= request.end - request.first;
+  if (isFree && control.keyBytes == 36) {
+    result = matchFreely<36>(control, extent, request);
+  } else if (isFree && control.keyBytes == 20) {
+    result = matchFreely<20>(control, extent, request);
+  } else if (isFree) {
+    result = matchFreely<0>(control, extent, request);
+  } else {
+    result = matchWithin(control, extent, request, scratch);
+    if (result.error != nullptr) return result;
   }
-
-  const SlotRecords records = control.records();
-  // A copy whose address nobody has: the stores through it do not make the compiler read it again.
-  const Extent answers = extent;
-  const auto settle = [&](uint32_t position, auto look) {
-    if (pins && !budget.mayTry()) budget.spend();
-    if (budget.isSpent() && !budget.mayTry()) return writeMiss(answers, position);
-    const ProbeResult found = look(pins);
-    switch (found.kind) {
-      case Found::kPinned:
-        if (!budget.take(found.slot)) {
-          unpin(records.state(found.slot));
-          budget.spend();
-          return writeMiss(answers, position);
-        }
-        [[fallthrough]];
-      case Found::kReady:
-        result.hitCount += 1;
-        if (position == request.first + result.leadingCount) result.leadingCount += 1;
-        return writePosition(answers, position, static_cast<int32_t>(found.slot), found.generation,
-                             pins ? kStatusPinned : kStatusFound);
-      case Found::kPending:
-        // Beyond the limit a key is a miss also when it is on its way: waiting for it would bring nothing.
-        if (budget.isSpent()) return writeMiss(answers, position);
-        result.pendingCount += 1;
-        return writePosition(answers, position, static_cast<int32_t>(found.slot), found.generation, kStatusPending);
-      case Found::kNothing:
-        return writeMiss(answers, position);
-    }
-  };
-  probeKeys(control, extent, request.first, request.end, request.onlyShard, settle);
-
   if (request.worker >= 0) {
     // The supervisor reads it after this thread's death: everything before is complete then.
     __atomic_fetch_or(extent.words + kRecorded, 1u << request.worker, __ATOMIC_SEQ_CST);
@@ -187,7 +229,7 @@ ResolveResult resolveByLeases(const ControlMap& control, const Extent& extent, M
   if (result.error != nullptr) return result;
   bool isRepeated = false;
   uint32_t foundCount = 0;
-  probeKeys(control, extent, 0, extent.count, -1, [&](uint32_t position, auto look) {
+  probeKeys<0>(control, extent, 0, extent.count, -1, [&](uint32_t position, auto look) {
     const ProbeResult found = look(false);
     // A leased slot is READY and pinned, so it stays in the index and keeps its key.
     if (found.kind != Found::kReady || !scratch.leased.has(found.slot)) return writeMiss(extent, position);

@@ -26,6 +26,13 @@ struct ProbeResult {
   uint16_t generation = 0;
 };
 
+// The length of keys, which most nodes share with many others: known to the compiler, hashing and comparing lose their
+// loops. 36: SHA-256 and four bytes of a group number, 20: XXH3-128 and the same; 0: any length.
+template <uint32_t kKeyBytes>
+constexpr uint32_t keyLength(uint32_t any) {
+  return kKeyBytes != 0 ? kKeyBytes : any;
+}
+
 inline bool keyEquals(const uint8_t* mine, const uint8_t* other, uint32_t bytes) {
   if (bytes < 16) return memcmp(mine, other, bytes) == 0;
   // Whole stretches, the last one overlapping: no branch per byte.
@@ -70,13 +77,15 @@ inline uint32_t matchingEntries(const uint32_t* first, const uint32_t* second, u
 
 // Whether this slot holds the key, and in which phase. With `pin` a READY slot is pinned before its key is compared
 // (a pinned slot cannot change its key); otherwise the key counts only if phase and generation stayed the same.
+template <uint32_t kKeyBytes>
 inline bool lookAtSlot(SlotRecords records, uint32_t slot, const uint8_t* key, bool pin, ProbeResult* result) {
+  const uint32_t keyBytes = keyLength<kKeyBytes>(records.keyBytes);
   uint32_t* word = records.state(slot);
   uint32_t state = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   const uint32_t phase = phaseOf(state);
   if (phase == kReady && pin) {
     if (!tryPin(word, state)) return false;
-    if (keyEquals(records.key(slot), key, records.keyBytes)) {
+    if (keyEquals(records.key(slot), key, keyBytes)) {
       *result = {Found::kPinned, slot, generationOf(state)};
       return true;
     }
@@ -84,7 +93,7 @@ inline bool lookAtSlot(SlotRecords records, uint32_t slot, const uint8_t* key, b
     return false;
   }
   if (phase != kReady && phase != kWriting) return false;
-  if (!keyEquals(records.key(slot), key, records.keyBytes)) return false;
+  if (!keyEquals(records.key(slot), key, keyBytes)) return false;
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (identityOf(__atomic_load_n(word, __ATOMIC_RELAXED)) != identityOf(state)) return false;
   *result = {phase == kReady ? Found::kReady : Found::kPending, slot, generationOf(state)};
@@ -110,26 +119,79 @@ struct Flight {
   }
 };
 
-// Keys that pass a stage together: two buckets each are about as many cache misses as a core keeps open.
+// Keys that pass a stage together: their buckets and records are no more cache misses than a core keeps open.
 struct FlightGroup {
-  static constexpr uint32_t kSize = 16;
+  static constexpr uint32_t kSize = 6;
   uint32_t count = 0;
   Flight flights[kSize];
 };
 
+// What hashing a key needs of a control map, as a copy: stores into the flights may alias anything whose address is known.
+struct KeyPlaces {
+  explicit KeyPlaces(const ControlMap& control)
+      : index(control.base + control.indexOffset),
+        shardReciprocal(control.shardReciprocal),
+        keyBytes(control.keyBytes),
+        shardCount(control.shardCount),
+        bucketsPerShard(control.bucketsPerShard),
+        secrets(control.secrets) {}
+
+  const uint32_t* bucket(uint32_t shard, uint32_t number) const {
+    return reinterpret_cast<const uint32_t*>(index + (uint64_t{shard} * bucketsPerShard + number) * kBucketBytes);
+  }
+
+  const uint8_t* const index;
+  const uint64_t shardReciprocal;
+  const uint32_t keyBytes;
+  const uint32_t shardCount;
+  const uint32_t bucketsPerShard;
+  const HashSecrets secrets;
+};
+
 // Stage 1: hash the keys, ask for both their buckets.
-void startFlights(const ControlMap& control, const Extent& extent, uint32_t first, uint32_t end, int32_t onlyShard,
-                  FlightGroup* group);
+template <uint32_t kKeyBytes>
+inline void startFlights(const KeyPlaces& places, const Extent& extent, uint32_t first, uint32_t end, int32_t onlyShard,
+                         FlightGroup* group) {
+  uint32_t count = 0;
+  for (uint32_t position = first; position < end; ++position) {
+    if (isSkipped(extent, position)) continue;
+    const Hash128 hash = hashBytes(extent.key(position), keyLength<kKeyBytes>(places.keyBytes), places.secrets);
+    const KeyPlace place = placeOf(hash, places.bucketsPerShard, places.shardCount, places.shardReciprocal);
+    if (onlyShard >= 0 && place.shard != static_cast<uint32_t>(onlyShard)) continue;
+    Flight& flight = group->flights[count];
+    count += 1;
+    flight.buckets[0] = places.bucket(place.shard, place.bucketA);
+    flight.buckets[1] = places.bucket(place.shard, place.bucketB);
+    flight.tag = place.tag;
+    flight.position = position;
+    __builtin_prefetch(flight.buckets[0]);
+    __builtin_prefetch(flight.buckets[1]);
+  }
+  group->count = count;
+}
+
 // Stage 2: compare the tags, ask for the first candidate's record.
-void findCandidates(SlotRecords records, FlightGroup* group);
+inline void findCandidates(SlotRecords records, FlightGroup* group) {
+  const uint32_t count = group->count;
+  for (uint32_t index = 0; index < count; ++index) {
+    Flight& flight = group->flights[index];
+    const uint32_t candidates = matchingEntries(flight.buckets[0], flight.buckets[1], flight.tag);
+    flight.candidates = candidates;
+    if (candidates == 0) continue;
+    const uint32_t slot = flight.slotOf(records.count, static_cast<uint32_t>(__builtin_ctz(candidates)));
+    flight.firstSlot = slot;
+    if (slot < records.count) __builtin_prefetch(records.record(slot), 1);
+  }
+}
 
 // Stage 3: pin and compare.
+template <uint32_t kKeyBytes>
 inline ProbeResult lookAtCandidates(SlotRecords records, const Flight& flight, const uint8_t* key, bool pin) {
   ProbeResult result;
   uint32_t slot = flight.firstSlot;
   uint32_t candidates = flight.candidates;
   while (candidates != 0) {
-    if (slot < records.count && lookAtSlot(records, slot, key, pin, &result)) return result;
+    if (slot < records.count && lookAtSlot<kKeyBytes>(records, slot, key, pin, &result)) return result;
     candidates &= candidates - 1;
     if (candidates != 0) slot = flight.slotOf(records.count, static_cast<uint32_t>(__builtin_ctz(candidates)));
   }
@@ -141,10 +203,11 @@ inline ProbeResult lookAtCandidates(SlotRecords records, const Flight& flight, c
 //
 // The stages run in groups, one group ahead of each other, instead of key by key: a pin is a locked instruction, which
 // no later load passes, so between two pins nothing overlaps. Inside a group of hashes or compares everything does.
-template <typename Settle>
+template <uint32_t kKeyBytes, typename Settle>
 void probeKeys(const ControlMap& control, const Extent& extent, uint32_t first, uint32_t end, int32_t onlyShard,
                Settle settle) {
   const SlotRecords records = control.records();
+  const KeyPlaces places(control);
   const uint8_t* const keys = extent.keys;
   const uint64_t stride = extent.keyStride;
   FlightGroup groups[3];
@@ -158,13 +221,14 @@ void probeKeys(const ControlMap& control, const Extent& extent, uint32_t first, 
     comparing = starting;
     starting = free;
     const uint32_t stop = std::min(end, next + FlightGroup::kSize);
-    startFlights(control, extent, next, stop, onlyShard, starting);
+    startFlights<kKeyBytes>(places, extent, next, stop, onlyShard, starting);
     next = stop;
     findCandidates(records, comparing);
     for (uint32_t index = 0; index < settling->count; ++index) {
       const Flight& flight = settling->flights[index];
-      settle(flight.position,
-             [&](bool pin) { return lookAtCandidates(records, flight, keys + flight.position * stride, pin); });
+      settle(flight.position, [&](bool pin) {
+        return lookAtCandidates<kKeyBytes>(records, flight, keys + flight.position * stride, pin);
+      });
     }
   }
 }

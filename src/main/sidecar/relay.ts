@@ -8,6 +8,11 @@ import { responseHeaders, type RawHeaders } from './headers.js';
  * breaks off before that, the client still gets a proper error. The reference does not flush those either.
  */
 const HELD_BYTES = 64 * 1024;
+/**
+ * What may wait for one client. Node's own mark of 16 KiB is less than one read from a model server: each would stop the
+ * next until it is written.
+ */
+const IN_FLIGHT_BYTES = 256 * 1024;
 const NO_BYTES = Buffer.alloc(0);
 
 /** One answer on its way to the client. */
@@ -72,9 +77,9 @@ export class Relay {
   }
 
   #write(chunk: Buffer): boolean {
-    const hasRoom = this.#response.write(chunk);
-    if (!hasRoom) this.#isPaused = true;
-    return hasRoom;
+    if (this.#response.write(chunk) || this.#response.writableLength < IN_FLIGHT_BYTES) return true;
+    this.#isPaused = true;
+    return false;
   }
 }
 

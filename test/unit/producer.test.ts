@@ -194,6 +194,39 @@ describe('the pin limits', () => {
     expect(peers[2].sent()).toEqual(['lookup_resp r 1111']);
   });
 
+  it('are no reason for a miss while it is only matches under way that use them up', async () => {
+    const { node } = start({ numBlocks: 16 });
+    node.put(1);
+    const [a, b, c] = [node.session(), node.session(), node.session()];
+    a.ask('r', 0, ...range(21, 24));
+    b.ask('r', 0, ...range(31, 34));
+    c.ask('r', 0, 1);
+    expect(c.sent()).toEqual([]);
+    node.shards.settle();
+    await Promise.resolve();
+    node.shards.settle();
+    expect([a, b, c].map((peer) => peer.sent())).toEqual([
+      ['lookup_resp r 0000'],
+      ['lookup_resp r 0000'],
+      ['lookup_resp r 1'],
+    ]);
+    expect(c.counted.get('miss pin-cap')).toBeUndefined();
+  });
+
+  it('and are one when the others have not ended within 50 ms', async () => {
+    const { node } = start({ numBlocks: 16 });
+    node.put(...range(1, 9));
+    const [a, b, c] = [node.session(), node.session(), node.session()];
+    a.ask('r', 0, ...range(1, 4));
+    b.ask('r', 0, ...range(5, 8));
+    c.ask('r', 0, 9);
+    node.nowMs += 51;
+    node.shards.settle();
+    await Promise.resolve();
+    expect(c.sent()).toEqual(['lookup_resp r 0']);
+    expect(c.counted.get('miss pin-cap')).toBe(1);
+  });
+
   it('leave the request arena to others: long lookups with one hit each are refused at some point', () => {
     const { node, peer } = start();
     node.put(1);

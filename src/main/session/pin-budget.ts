@@ -27,6 +27,9 @@ export class NodePinBudget implements PinBudget {
   readonly peerHeldKeysLimit: number;
   #total = 0;
   #heldKeys = 0;
+  /** Matches that have reserved and not settled. */
+  #underWayCount = 0;
+  #waiting: (() => void)[] = [];
 
   constructor({ numBlocks, peerPinShare, allPeersPinShare = 0.5 }: PinBudgetOptions) {
     this.totalLimit = Math.floor(numBlocks * allPeersPinShare);
@@ -50,6 +53,28 @@ export class NodePinBudget implements PinBudget {
       this.#total += slotGrowth;
       this.#heldKeys += keyGrowth;
     });
+  }
+
+  begin(): void {
+    this.#underWayCount += 1;
+  }
+
+  settled(): void {
+    this.#underWayCount -= 1;
+    if (this.#waiting.length === 0) return;
+    const waiting = this.#waiting;
+    this.#waiting = [];
+    // Not inside the account's own call.
+    queueMicrotask(() => {
+      for (const then of waiting) then();
+    });
+  }
+
+  /** False when nothing is under way. */
+  whenSettled(then: () => void): boolean {
+    if (this.#underWayCount === 0) return false;
+    this.#waiting.push(then);
+    return true;
   }
 }
 
@@ -87,7 +112,12 @@ class Account implements PinAccount {
     return Math.min(peerLimit, totalLimit - (total - this.#charge));
   }
 
+  waitForOthers(then: () => void): boolean {
+    return this.slotLimit < this.#budget.peerLimit && this.#budget.whenSettled(then);
+  }
+
   reserve(count: number, slotLimit = Infinity): PinReservation {
+    this.#budget.begin();
     const before = this.#charge;
     this.#useCount += count;
     this.#addHeldKeys(count);
@@ -99,6 +129,7 @@ class Account implements PinAccount {
     this.#useCount -= count - pinCount;
     if (pinCount === 0) this.#addHeldKeys(-count);
     this.#setCharge(this.#charge - Math.max(0, charged - pinCount));
+    this.#budget.settled();
   }
 
   give(pinCount: number, keyCount: number): void {

@@ -32,6 +32,9 @@ export interface ProducerLookupsOptions {
  */
 const HOLD_OF_TTL = 5 / 8;
 
+/** A lookup waits no longer than this for the matches of other peers: they come without end. */
+const OTHERS_MS = 50;
+
 /** Hold times are holdMs, half of it, a quarter ... so that each has a queue of its own. */
 const HOLD_CLASSES = 8;
 
@@ -178,7 +181,7 @@ export class ProducerLookups {
         continue;
       }
       const isFitting = this.#account.fits(keyCount(lookup));
-      if (!isFitting && this.#matchCount > 0) return;
+      if (!isFitting && (this.#matchCount > 0 || this.#waitForOthers(lookup))) return;
       this.#limited.shift();
       if (isFitting) {
         this.#ask(lookup, undefined);
@@ -191,6 +194,14 @@ export class ProducerLookups {
       }
       this.#ask(lookup, slotLimit);
     }
+  }
+
+  /** Other peers' matches have reserved what they will hardly all pin: a miss for that would be a false one. */
+  #waitForOthers({ receivedMs }: Lookup): boolean {
+    if (this.#context.now() - receivedMs > OTHERS_MS) return false;
+    return this.#account.waitForOthers(() => {
+      this.#pumpLimited();
+    });
   }
 
   /** `slotLimit`: most different slots of the peer, when its keys do not fit by count. */

@@ -301,6 +301,11 @@ export interface PinAccount {
   fits(count: number): boolean;
   /** Most different slots this peer may pin now, those it pins already included. */
   readonly slotLimit: number;
+  /**
+   * It is the reservations of other peers' matches, which end within milliseconds, that leave less than this peer's own
+   * limit. Calls back once when the next of them has been settled. False when that is not so.
+   */
+  waitForOthers(then: () => void): boolean;
   /** Before a match of `count` keys; `slotLimit` if the match is held to it. Returns what to pass to settle(). */
   reserve(count: number, slotLimit?: number): PinReservation;
   /** After the match: `pinCount` pins were taken. Without any its result is not kept. */

@@ -38,6 +38,21 @@ it('prints the combination and what an engine gets, and ends with 0', async () =
   expect(code).toBe(0);
 });
 
+it('changes no digit of what passes through, and says what a number is that is none of ours', async () => {
+  const digits =
+    '{"remote_kv_source":{"kv_request_id":"x","remote_host":"h","remote_port":1},"big":12345678901234567890,"half":0.1}';
+  const plain = await run(['-'], { '-': digits });
+  expect(plain.out).toContain('"big":12345678901234567890');
+  expect(plain.out).toContain('"half":0.1');
+  const json = await run(['--json', '-'], { '-': digits });
+  expect(json.out).toContain('"big": 12345678901234567890');
+  const port = digits.replace('"remote_port":1', '"remote_port":12345678901234567890');
+  const wrong = await run(['-'], { '-': port });
+  expect(wrong.code).toBe(1);
+  expect(wrong.err).toContain('remote_port');
+  expect(wrong.err).not.toContain('object');
+});
+
 it('finds the params in a request body and in the extra arguments of the generate API', async () => {
   const illegal = { p2p: {} };
   for (const body of [

@@ -3,6 +3,7 @@
 import { readFile } from 'node:fs/promises';
 import { text } from 'node:stream/consumers';
 import { Command, InvalidArgumentError, Option } from 'commander';
+import { isSafeNumber, LosslessNumber, parse, stringify } from 'lossless-json';
 import {
   canonicalParams,
   formatHostPort,
@@ -95,7 +96,7 @@ async function checkFiles(file: string, flags: CheckFlags, io: ParamsCommandIo):
   for (const name of flags.decode === undefined ? [file] : [file, flags.decode]) {
     let value: unknown;
     try {
-      value = findParams(JSON.parse(await io.read(name)));
+      value = findParams(readJson(await io.read(name)));
     } catch (error) {
       const reason = error instanceof Error ? error.message : String(error);
       io.err(`${name}: cannot be read as JSON: ${reason}`);
@@ -109,9 +110,20 @@ async function checkFiles(file: string, flags: CheckFlags, io: ParamsCommandIo):
     legs.push({ file: name, result: parseParams(value, options) });
   }
   const together = checkLegs(legs);
-  if (flags.json) io.out(JSON.stringify(toJson(legs, together), null, 2));
+  if (flags.json) io.out(stringify(toJson(legs, together), null, 2) ?? '');
   else printLegs(legs, together, io);
   return together.length === 0 && legs.every((leg) => leg.result.ok) ? EXIT_OK : EXIT_FAILED;
+}
+
+/** What passes through keeps its digits: a number that a double would change is another value until it is printed. */
+function readJson(text: string): unknown {
+  return parse(text, undefined, { parseNumber, onDuplicateKey: ({ newValue }) => newValue });
+}
+
+function parseNumber(digits: string): unknown {
+  if (isSafeNumber(digits)) return Number(digits);
+  // The time to read an integer grows with the square of its length.
+  return /^-?\d{1,400}$/.test(digits) ? BigInt(digits) : new LosslessNumber(digits);
 }
 
 function checkLegs(legs: readonly Leg[]): readonly ParamsIssue[] {
@@ -142,7 +154,7 @@ function printLegs(legs: readonly Leg[], together: readonly ParamsIssue[], io: P
     const sources = result.params.remoteKvSource ?? [];
     io.out(`${file}: legal, ${result.params.combination}`);
     if (sources.length > 1) io.out(`  sources in order: ${sources.map(formatHostPort).join(', ')}`);
-    io.out(`  an engine gets: ${JSON.stringify(canonicalParams(result.params))}`);
+    io.out(`  an engine gets: ${stringify(canonicalParams(result.params)) ?? ''}`);
   }
   for (const issue of together) printIssue('both legs', issue, io);
 }

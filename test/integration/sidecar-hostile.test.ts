@@ -102,6 +102,40 @@ describe('kv_transfer_params that a client hides', () => {
 });
 
 describe('bodies and heads', () => {
+  it('refuses nesting without end on a path that changes nothing, before the body is complete', async () => {
+    const client = await opened(sidecar.port);
+    let text = '';
+    client.on('data', (chunk: Buffer) => (text += chunk.toString()));
+    client.write(
+      `POST ${CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: ${1 << 30}\r\n\r\n${'['.repeat(1 << 20)}`,
+    );
+    await once(client, 'data');
+    expect(text).toMatch(/^HTTP\/1\.1 400 [^]*nested deeper than 10000 levels/);
+    client.destroy();
+  });
+
+  it.each(['content-length: 2\r\n', ''])(
+    'answers 502 when the head of the model server may not be sent on (%j), and is done with it',
+    async (length) => {
+      const head = `HTTP/1.1 200 OK\r\nx a: b\r\nconnection: close\r\n${length}\r\n`;
+      const server = await rawServer((socket) => {
+        socket.once('data', () => socket.end(`${head}ok`));
+      });
+      await restart({ modelServerPort: server.port });
+      const text = await rawExchange(sidecar.port, post(CHAT, '{}'));
+      expect(text).toMatch(/^HTTP\/1\.1 502 [^]*"BadGateway"/);
+      await server.close();
+    },
+  );
+
+  it('refuses a target that is no path', async () => {
+    const text = await rawExchange(
+      sidecar.port,
+      'OPTIONS * HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n',
+    );
+    expect(text).toMatch(/^HTTP\/1\.1 400 [^]*target is no path/);
+  });
+
   it('refuses an object of a million members instead of remembering them', async () => {
     const body = `{${'"":0,'.repeat(1_000_000)}"z":0}`;
     const text = await rawExchange(sidecar.port, post(CHAT, body, FROM_SOURCE));

@@ -183,6 +183,22 @@ describe('the filter', () => {
       expect(filtered(text)).toBe(text);
   });
 
+  it('refuses nesting that nothing bounds, and takes what upstream takes', () => {
+    expect(filtered(`${'['.repeat(10_000)}${']'.repeat(10_000)}`)).toHaveLength(20_000);
+    expect(() => filtered('['.repeat(10_001))).toThrow(UnreadableBody);
+    expect(() => filtered('{"a":'.repeat(10_001))).toThrow(UnreadableBody);
+  });
+
+  it('holds nothing back of a key that is too long to matter', () => {
+    const filter = new ParamsFilter();
+    filter.push(Buffer.from(`{${params},"`));
+    filter.push(Buffer.alloc(1_000, 'a'));
+    const chunk = Buffer.alloc(64, 'b');
+    expect(filter.push(chunk)).toEqual([chunk]);
+    const text = `{${params},"${'k'.repeat(1_000)}":1}`;
+    expect(JSON.parse(filtered(text, [500, 600, 700]))).toEqual({ ['k'.repeat(1_000)]: 1 });
+  });
+
   it('refuses encodings in which a parser would find them unseen', () => {
     for (const encoding of ['utf16le'] as const) {
       expect(() => new ParamsFilter().push(Buffer.from(`{${params}}`, encoding))).toThrow(UnreadableBody);

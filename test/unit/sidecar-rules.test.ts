@@ -37,6 +37,15 @@ describe('the prefiller', () => {
     expect(choosePrefiller(raw, { isTls: false })).toEqual({ kind: 'none' });
   });
 
+  it.each(['[fe80::1%eth0]:80', '[fe80::1%25eth0]:80'])(
+    'is refused when its zone cannot be dialled: %s',
+    (value) => {
+      const choice = choosePrefiller(lines(value), { isTls: false });
+      expect(choice).toMatchObject({ kind: 'fault' });
+      if (choice.kind === 'fault') expect(choice.message).toMatch(/^header x-prefiller-host-port: .*zone/);
+    },
+  );
+
   it('is any of the candidates with sampling: of a line its parts, of lines each whole', () => {
     const rules = { isTls: false, pick: last };
     expect(choosePrefiller(lines('a:1,b:2'), rules)).toMatchObject({ target: { host: 'b' } });

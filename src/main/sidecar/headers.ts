@@ -67,6 +67,7 @@ export function choosePrefiller(raw: RawHeaders, rules: PrefillerRules): Prefill
     return faulty(chosen, 'asks for TLS, and TLS to prefillers is off');
   const address = parseHostPort(chosen.slice(prefix.length));
   if ('reason' in address) return faulty(chosen, address.reason);
+  if (address.host.includes('%')) return faulty(chosen, 'has an IPv6 zone, which no URL can name');
   return { kind: 'target', target: { ...address, isTls: rules.isTls } };
 }
 

@@ -1,7 +1,7 @@
 // Finds the members of a JSON object in its bytes as they arrive, without decoding anything that is not asked for.
 
 /** Nesting that upstream still reads. */
-const MAX_DEPTH = 10_000;
+export const MAX_DEPTH = 10_000;
 /** Far more than any API has; each one found costs memory. */
 const MAX_MEMBERS = 16_384;
 /** The shortest number without an exponent that no double can hold has 309 digits. */

@@ -40,6 +40,10 @@ export function runLeg(
       metrics.leg(name, outcome, secondsSince());
       resolve(outcome);
     };
+    const failed = (error: Error): void => {
+      sink.failed(error, status);
+      over(outcomeOfFailure(error, status, signal.aborted));
+    };
     leg = upstreams.send(request, {
       onHead: (received, headers, resume) => {
         status = received;
@@ -48,13 +52,16 @@ export function runLeg(
       },
       onData: (chunk) => sink.data(chunk),
       onEnd: (trailers) => {
-        sink.end(trailers);
+        // A head that is only sent now may have what no client may be sent, and there is no event after this one.
+        try {
+          sink.end(trailers);
+        } catch (error) {
+          failed(error instanceof Error ? error : new Error(String(error)));
+          return;
+        }
         over(outcomeOf(status ?? 502));
       },
-      onError: (error) => {
-        sink.failed(error, status);
-        over(outcomeOfFailure(error, status, signal.aborted));
-      },
+      onError: failed,
       onUpgrade: (received, headers, socket) => {
         sink.upgraded?.(received, headers, socket);
         over('ok');

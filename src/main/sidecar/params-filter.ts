@@ -1,7 +1,7 @@
 // Takes client-supplied kv_transfer_params out of a JSON body while it streams past, without changing its length.
 
 import { Transform, type TransformCallback } from 'node:stream';
-import { JSON_BYTES } from './json-scan.js';
+import { JSON_BYTES, MAX_DEPTH } from './json-scan.js';
 
 const { QUOTE, BACKSLASH, COMMA, COLON, OPEN_OBJECT, CLOSE_OBJECT, OPEN_ARRAY, CLOSE_ARRAY } = JSON_BYTES;
 const BLANK = 0x20;
@@ -31,7 +31,7 @@ const MAX_KEY_BYTES = 6 * 'kv_transfer_params'.length;
 
 type State = 'value' | 'string' | 'scalar' | 'first-key' | 'key' | 'in-key' | 'colon' | 'after' | 'opaque';
 
-/** A body that an engine could read in an encoding that this filter does not. */
+/** A body that an engine could read and this filter cannot: in another encoding, or nested without end. */
 export class UnreadableBody extends Error {
   override readonly name = 'UnreadableBody';
 }
@@ -64,7 +64,7 @@ export class ParamsFilter {
   /**
    * @param chunk may be written into
    * @returns what can be passed on now
-   * @throws UnreadableBody for UTF-16 and UTF-32
+   * @throws UnreadableBody for UTF-16 and UTF-32, and for nesting whose memory of open brackets would have no bound
    */
   push(chunk: Buffer): Buffer[] {
     if (this.#state === 'opaque') return [chunk];
@@ -156,6 +156,9 @@ export class ParamsFilter {
 
   #value(byte: number, i: number): number {
     if (byte === OPEN_OBJECT || byte === OPEN_ARRAY) {
+      if (this.#open.length === MAX_DEPTH) {
+        throw new UnreadableBody(`the body is nested deeper than ${MAX_DEPTH} levels`);
+      }
       const isObject = byte === OPEN_OBJECT;
       this.#open.push({ isObject, place: isObject ? this.#next : undefined, hasKept: false });
       this.#next = undefined;
@@ -222,7 +225,11 @@ export class ParamsFilter {
       return i;
     }
     this.#collect(chunk, start, i);
-    if (i === chunk.length) return i;
+    if (i === chunk.length) {
+      // None of those that matter, and it may be of any length.
+      if (this.#key.length > MAX_KEY_BYTES) this.#keep(chunk, i, out);
+      return i;
+    }
     if (this.#state === 'string') this.#state = 'after';
     else this.#endKey(chunk, i + 1, out);
     return i + 1;
@@ -247,6 +254,13 @@ export class ParamsFilter {
       return;
     }
     this.#next = found;
+    this.#keep(chunk, end, out);
+  }
+
+  /** Lets go of a key that stays, and of the comma before it unless that is now the first. */
+  #keep(chunk: Buffer, end: number, out: Buffer[]): void {
+    if (this.#heldFrom < 0) return;
+    const object = this.#open[this.#open.length - 1];
     this.#release(chunk, end, out, object.hasKept ? 'keep' : 'blank-comma');
     object.hasKept = true;
   }

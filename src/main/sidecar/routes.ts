@@ -29,7 +29,7 @@ export interface Target {
  */
 export function readTarget(url: string): Target | undefined {
   const relative = url.startsWith('/') ? url : withoutOrigin(url);
-  if (relative === undefined) return url === '*' ? { path: url, route: url } : undefined;
+  if (relative === undefined) return undefined;
   const queryAt = relative.indexOf('?');
   const rawPath = queryAt === -1 ? relative : relative.slice(0, queryAt);
   const path = NEEDS_CLEANING.test(rawPath) ? cleaned(rawPath) : rawPath;

@@ -116,9 +116,9 @@ class Dealer : public Socket {
     }
   }
 
-  // The callback may close this object.
+  // False: the callback has closed this object.
   bool tell(Event event) {
-    LoopObject* self = this;
+    const uint64_t self = handle;
     callback_.call(event);
     return loopObjects().count(self) != 0;
   }
@@ -202,7 +202,7 @@ napi_value createDealer(napi_env env, napi_callback_info info) {
     dealer->close();
     return nullptr;
   }
-  return toNumber(env, dealer->handle());
+  return toNumber(env, static_cast<double>(dealer->handle));
 }
 
 // connectDealer(dealer, endpoint)

@@ -2,6 +2,7 @@
 
 #include "zmq/loop_socket.h"
 
+#include <atomic>
 #include <cerrno>
 #include <string>
 
@@ -23,13 +24,18 @@ struct LoopObject::Leaving {
   size_t pollCount;
 };
 
-std::unordered_set<LoopObject*>& loopObjects() {
-  thread_local std::unordered_set<LoopObject*> objects;
+std::unordered_map<uint64_t, LoopObject*>& loopObjects() {
+  thread_local std::unordered_map<uint64_t, LoopObject*> objects;
   return objects;
 }
 
+static std::atomic<uint64_t> lastHandle{0};
+
+LoopObject::LoopObject(ObjectKind kind, napi_env env, const Functions& library)
+    : kind(kind), env(env), library(library), handle(++lastHandle) {}
+
 void LoopObject::enlist() {
-  loopObjects().insert(this);
+  loopObjects().emplace(handle, this);
   napi_add_async_cleanup_hook(env, closeAtEnvEnd, this, &cleanup_);
 }
 
@@ -65,7 +71,7 @@ void LoopObject::onPollClosed(uv_handle_t* handle) {
 }
 
 void LoopObject::close() {
-  loopObjects().erase(this);
+  loopObjects().erase(handle);
   if (watches_.empty()) {
     if (cleanup_ != nullptr) napi_remove_async_cleanup_hook(cleanup_);
   } else {
@@ -167,7 +173,7 @@ napi_value createContext(napi_env env, napi_callback_info) {
     context->close();
     return nullptr;
   }
-  return toNumber(env, context->handle());
+  return toNumber(env, static_cast<double>(context->handle));
 }
 
 // closeContext(context)

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "core/napi_args.h"
@@ -16,10 +16,11 @@ namespace kvpeer::zmq {
 
 enum class ObjectKind : uint8_t { kContext, kReceiver, kDealer };
 
-// Base of the objects behind handles. A handle is the object's address; the table of its thread says whether it is one.
+// Base of the objects behind handles. A handle is a number that the process never uses again, so that one that was kept
+// too long names nothing, also when the memory of its object is another's already.
 class LoopObject {
  public:
-  LoopObject(ObjectKind kind, napi_env env, const Functions& library) : kind(kind), env(env), library(library) {}
+  LoopObject(ObjectKind kind, napi_env env, const Functions& library);
   virtual ~LoopObject() = default;
   LoopObject(const LoopObject&) = delete;
   LoopObject& operator=(const LoopObject&) = delete;
@@ -27,12 +28,12 @@ class LoopObject {
   const ObjectKind kind;
   const napi_env env;
   const Functions& library;
+  const uint64_t handle;
 
   // Enters the table of the thread and asks to be closed with its env. Objects are closed in reverse order then.
   void enlist();
   // Closes and deletes the object.
   void close();
-  double handle() const { return static_cast<double>(reinterpret_cast<uint64_t>(this)); }
 
  protected:
   // The libzmq part. What `watch` has begun has ended before.
@@ -53,8 +54,8 @@ class LoopObject {
   napi_async_cleanup_hook_handle cleanup_ = nullptr;
 };
 
-// The live objects of this thread.
-std::unordered_set<LoopObject*>& loopObjects();
+// The live objects of this thread by their handles.
+std::unordered_map<uint64_t, LoopObject*>& loopObjects();
 
 // A JavaScript function that the loop calls.
 class LoopCallback {
@@ -77,8 +78,8 @@ template <typename Kind, size_t Count>
 Kind* ownObject(Arguments<Count>& args, size_t at, const char* name) {
   const uint64_t handle = args.integer(at, name, 1, (uint64_t{1} << 53) - 1);
   if (!args.ok()) return nullptr;
-  auto* object = reinterpret_cast<LoopObject*>(handle);
-  if (loopObjects().count(object) != 0 && object->kind == Kind::kKind) return static_cast<Kind*>(object);
+  const auto found = loopObjects().find(handle);
+  if (found != loopObjects().end() && found->second->kind == Kind::kKind) return static_cast<Kind*>(found->second);
   args.failRange(std::string("this thread has no such ") + name);
   return nullptr;
 }

@@ -69,7 +69,7 @@ napi_value createReceiver(napi_env env, napi_callback_info info) {
   const bool reportsPeerGone = receiver->set(kOptionDisconnectMessage, notice, noticeBytes);
   napi_value result = nullptr;
   napi_create_object(env, &result);
-  setProperty(env, result, "handle", toNumber(env, receiver->handle()));
+  setProperty(env, result, "handle", toNumber(env, static_cast<double>(receiver->handle)));
   setProperty(env, result, "reportsPeerGone", toBoolean(env, reportsPeerGone));
   return result;
 }

@@ -68,6 +68,25 @@ test('a message of several parts is counted and dropped', async () => {
   expect(node.rejected).toEqual([{ reason: 'frame_count', detail: '2 parts from 127.0.0.1:7101' }]);
 });
 
+test('what waits behind a message whose handler throws is heard, without anything new coming', async () => {
+  const thrown: unknown[] = [];
+  const aroundReceive = (receive: () => void): void => {
+    try {
+      receive();
+    } catch (error) {
+      thrown.push(error);
+    }
+  };
+  const node = await bench.bound({}, { aroundReceive });
+  node.onMessage = (_, payload) => {
+    if (payload.toString() === 'bad') throw new Error('not understood');
+  };
+  const sender = bench.raw(node, '127.0.0.1:7104');
+  for (let i = 0; i < 200; i++) await sender.send(i % 10 === 0 ? 'bad' : 'good');
+  await until(() => node.messages.length === 200, 'all frames');
+  expect(thrown).toHaveLength(20);
+});
+
 test('number E: a frame beyond the limit ends its connection, and reaches nobody', async () => {
   const node = await bench.bound({ maxFrameBytes: 10_000 });
   const sender = bench.raw(node, '127.0.0.1:7102', { reconnectInterval: -1 });

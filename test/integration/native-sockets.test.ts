@@ -212,3 +212,23 @@ test('a context with sockets is not closed, and handles mean nothing once they a
     zmq.closeContext(context);
   }).toThrow('no such context');
 });
+
+test('the handle of a closed object names nothing, whatever is made after it', () => {
+  const context = zmq.createContext();
+  const make = (): DealerHandle =>
+    zmq.createDealer(context, () => undefined, {
+      routingId: '127.0.0.1:7000',
+      heartbeatMs: 1_000,
+      heartbeatTimeoutMs: 5_000,
+      sendHighWaterMark: 10,
+      maxInboundBytes: 1_024,
+      ipv6: false,
+    });
+  const first = make();
+  zmq.closeDealer(first);
+  // One of them gets the memory of the first.
+  const later = Array.from({ length: 50 }, make);
+  expect(() => zmq.sendDealer(first, randomBytes(1))).toThrow('no such dealer');
+  for (const dealer of later) zmq.closeDealer(dealer);
+  zmq.closeContext(context);
+});

@@ -116,7 +116,13 @@ export class Receiver {
       }
       const content = this.zmq.receive(this.handle, this.fields);
       if (this.fields[ReceivedField.Kind] === ReceivedKind.None) return;
-      this.deliver(content);
+      try {
+        this.deliver(content);
+      } catch (error) {
+        // A program that goes on after an uncaught exception still hears what waits behind this message.
+        this.continueLater();
+        throw error;
+      }
     }
   };
 

@@ -2,6 +2,7 @@
 
 import { Context, Dealer } from 'zeromq';
 import type {
+  ControlHandlers,
   ControlOptions,
   ControlTransport,
   DealerHandle,
@@ -44,7 +45,10 @@ export class ControlBench {
   private readonly sockets: { close(): void }[] = [];
   readonly context = new Context();
 
-  async bound(settings: Partial<ControlOptions> = {}): Promise<Recorded> {
+  async bound(
+    settings: Partial<ControlOptions> = {},
+    handlers: Pick<ControlHandlers, 'aroundReceive'> = {},
+  ): Promise<Recorded> {
     const recorded: Recorded = {
       messages: [],
       gone: [],
@@ -62,6 +66,7 @@ export class ControlBench {
           },
           onPeerGone: (from) => recorded.gone.push(from),
           onRejected: (reason, detail) => recorded.rejected.push({ reason, detail }),
+          ...handlers,
         },
       ),
     };

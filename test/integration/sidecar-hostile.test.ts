@@ -10,6 +10,7 @@ import {
   CHAT,
   FROM_SOURCE,
   counted,
+  deadPort,
   opened,
   rawServer,
   requestText,
@@ -127,6 +128,15 @@ describe('bodies and heads', () => {
       await server.close();
     },
   );
+
+  it('answers 502 when its model server is the sidecar itself, instead of going round without end', async () => {
+    const port = await deadPort();
+    await restart({ port, modelServerPort: port });
+    for (const headers of ['', FROM_SOURCE]) {
+      const text = await rawExchange(sidecar.port, post(CHAT, '{}', headers));
+      expect(text).toMatch(/^HTTP\/1\.1 502 [^]*correct --model-server-port/);
+    }
+  });
 
   it('refuses a target that is no path', async () => {
     const text = await rawExchange(

@@ -14,6 +14,7 @@ import {
   DATA_PARALLEL_HEADER,
   ENCODERS_HEADER,
   headerLines,
+  hopCount,
   originOf,
   requestHeaders,
   type PrefillerTarget,
@@ -155,7 +156,12 @@ export class RequestHandler {
       answerText(response, 200, '');
       return undefined;
     }
-    const { profile } = this.#parts.options;
+    const { profile, modelServerPort } = this.#parts.options;
+    if (hopCount(request.rawHeaders) >= MAX_HOPS) {
+      const remedy = `port ${modelServerPort} may lead back here; correct --model-server-port`;
+      answerError(response, 502, `the request has come through ${MAX_HOPS} proxies; ${remedy}`);
+      return { kind: 'local', outcome: 'server-error' };
+    }
     const found = inferenceApiOf(method, target, profile);
     const headers = requestHeaders(request.rawHeaders, request.socket.remoteAddress);
     const exchange = { request, response, rank, headers, signal, path: found?.path ?? target.path };
@@ -440,6 +446,9 @@ interface Done {
   readonly kind: RequestKind;
   readonly outcome: Outcome;
 }
+
+/** More than any way has: sidecars that are each other's model server would send a request round without end. */
+const MAX_HOPS = 64;
 
 /** A 4xx of the sidecar's own. */
 const REFUSED: Done = { kind: 'local', outcome: 'client-error' };

@@ -122,6 +122,11 @@ export function requestHeaders(raw: RawHeaders, remoteAddress: string | undefine
 
 const OWN = new Set(['expect', 'content-length', SIGNATURE_HEADER]);
 
+/** Hosts that a request has come through, as its proxies say. */
+export function hopCount(raw: RawHeaders): number {
+  return headerLines(raw, 'x-forwarded-for').reduce((count, line) => count + line.split(',').length, 0);
+}
+
 /** The headers of a model server's answer that the client gets. */
 export function responseHeaders(raw: RawHeaders): string[] {
   const named = connectionNames(raw);

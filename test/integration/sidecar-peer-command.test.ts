@@ -2,6 +2,7 @@
 
 import { spawn, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import {
   createServer as createNetServer,
@@ -9,6 +10,7 @@ import {
   type Server as NetServer,
   type Socket,
 } from 'node:net';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { text } from 'node:stream/consumers';
@@ -244,6 +246,33 @@ it('SIGTERM lets a stream end, ends the pulls that run, tells peers, and exits w
   expect(run.lines.at(-1)?.msg).toBe('closed');
   // The embedded peer has said goodbye: no session is left here.
   await expect.poll(() => source.stats().sessions.ready).toBe(0);
+});
+
+it('SIGTERM ends a start that waits for Kubernetes at once', async () => {
+  const api = listenSilently();
+  api.listen(0, '127.0.0.1');
+  await once(api, 'listening');
+  const asked = once(api, 'connection');
+  const config = {
+    ...{ apiVersion: 'v1', kind: 'Config', 'current-context': 'c' },
+    clusters: [{ name: 'a', cluster: { server: `http://127.0.0.1:${(api.address() as AddressInfo).port}` } }],
+    users: [{ name: 'u', user: {} }],
+    contexts: [{ name: 'c', context: { cluster: 'a', user: 'u' } }],
+  };
+  const folder = await mkdtemp(join(tmpdir(), 'kvpeer-kubeconfig-'));
+  onTestFinished(() => rm(folder, { recursive: true }));
+  await writeFile(join(folder, 'config'), JSON.stringify(config));
+  const port = String(await freePort());
+  const run = new Run(
+    ['--port', port, '--secure-serving=false', '--enable-ssrf-protection', '--inference-pool', 'ns/pool'],
+    { KUBECONFIG: join(folder, 'config') },
+  );
+  await asked;
+  run.child.kill('SIGTERM');
+  const startedAt = performance.now();
+  expect(await run.exitCode).toBe(0);
+  expect(performance.now() - startedAt).toBeLessThan(15_000);
+  expect(run.lines.at(-1)?.msg).toBe('closed');
 });
 
 it('says in one line which option of which program is wrong, and exits with 2', async () => {

@@ -152,11 +152,20 @@ async function run(flags: SidecarFlags, start: PeerStarter['start']): Promise<nu
     const { createSidecar } = await import('../sidecar/sidecar.js');
     peer = embedded && (await start({ ...embedded.options, logger }));
     const admin = adminOf(options, embedded);
-    const sidecar = await createSidecar(optionsForProgram(options), { logger, peer, admin });
-    logReady(sidecar, peer, options, logger);
-    await signals.first;
-    // Requests first: what they pull ends with them.
-    await sidecar.close();
+    const starting = createSidecar(optionsForProgram(options), { logger, peer, admin });
+    // A start may wait for Kubernetes for half a minute; whoever ends it then has no requests to wait for.
+    const sidecar = await Promise.race([starting, signals.first]);
+    if (sidecar === undefined) {
+      void starting.then(
+        (late) => late.close({ drainMs: 0 }),
+        () => undefined,
+      );
+    } else {
+      logReady(sidecar, peer, options, logger);
+      await signals.first;
+      // Requests first: what they pull ends with them.
+      await sidecar.close();
+    }
     await peer?.close();
     logger.info('closed');
     return EXIT_OK;

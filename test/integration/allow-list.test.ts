@@ -346,6 +346,8 @@ describe('an InferencePool', () => {
   test('without a cluster is an error that says what to do', async () => {
     vi.stubEnv('KUBECONFIG', '/nonexistent');
     await expect(watching()).rejects.toMatchObject({ code: 'KVPEER_KUBERNETES' });
+    vi.stubEnv('KUBECONFIG', '/dev/null');
+    await expect(watching()).rejects.toThrow(/the file has no clusters, users and contexts; set KUBECONFIG/);
     vi.stubEnv('KUBECONFIG', '');
     vi.stubEnv('HOME', directory);
     await expect(watching()).rejects.toThrow(/set KUBECONFIG/);

@@ -78,7 +78,9 @@ function loadConfig(): KubeConfig {
   try {
     config.loadFromDefault();
   } catch (error) {
-    throw noCluster(reasonOf(error), error);
+    // The library takes an empty or another YAML file for a configuration, and stumbles over what is not in it.
+    const isOther = error instanceof TypeError;
+    throw noCluster(isOther ? 'the file has no clusters, users and contexts' : reasonOf(error), error);
   }
   const cluster = config.getCurrentCluster();
   if (cluster === null) throw noCluster('the configuration names no current cluster');

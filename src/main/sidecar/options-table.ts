@@ -214,8 +214,8 @@ export const SIDECAR_OPTIONS = {
     'API group of the InferencePool (default: inference.networking.k8s.io)',
   ),
 
-  secureServing: tls(onOff(), true, 'serve over TLS'),
-  secureProxy: tls(optional(onOff()), undefined, 'older name of --secure-serving'),
+  secureServing: tls(onOff(), true, 'serve over TLS; profile A knows --secure-proxy only, as the reference'),
+  secureProxy: tls(optional(onOff()), undefined, 'older name of --secure-serving, in both profiles'),
   certPath: tls(
     optional(text('DIR', 'a directory')),
     undefined,

@@ -3,6 +3,7 @@
 import type { ChildProcess } from 'node:child_process';
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 interface Call {
@@ -45,11 +46,8 @@ export class Child<T> {
       execArgv:
         profileDir === undefined
           ? []
-          : [
-              '--cpu-prof',
-              `--cpu-prof-dir=${profileDir}`,
-              `--cpu-prof-name=${program}-${Date.now()}.cpuprofile`,
-            ],
+          : // Node names the files, a thread each: one name for all would keep the last one only.
+            ['--cpu-prof', `--cpu-prof-dir=${join(profileDir, program)}`],
     });
     this.process.on('message', (answer: Answer) => {
       const waiting = this.#open.get(answer.id);

@@ -1,6 +1,6 @@
 // `kvpeer sidecar --peer` as an operator runs it: one process, one admin port, one shutdown, and blocks pulled ahead.
 
-import { spawn, type ChildProcess } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
@@ -12,7 +12,6 @@ import {
 } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
 import { text } from 'node:stream/consumers';
 
 import { expect, it, onTestFinished } from 'vitest';
@@ -23,49 +22,18 @@ import type { Peer } from '../../src/main/peer.js';
 import { packageRoot } from '../../src/shared/nixl-dir.js';
 import { startPeer } from '../fixtures/local-peers.js';
 import { freePort } from '../helpers/free-port.js';
+import { Run } from './support/program-run.js';
 
 const PROGRAM = join(packageRoot, 'dist/src/main/cli/kvpeer.js');
 const TOKENS = 16;
 
-type LogLine = Readonly<Record<string, unknown>> & { readonly msg: string };
-
-class Run {
-  readonly lines: LogLine[] = [];
-  readonly child: ChildProcess;
-  readonly exitCode: Promise<number | null>;
-  readonly stderr: Promise<string>;
-  #onLine: () => void = () => undefined;
-
-  constructor(args: readonly string[], env: Readonly<Record<string, string>> = {}) {
-    const child = spawn(process.execPath, [PROGRAM, 'sidecar', ...args], {
-      env: { ...process.env, ...env },
-      stdio: ['ignore', 'pipe', 'pipe'],
-    });
-    this.child = child;
-    onTestFinished(() => {
-      child.kill('SIGKILL');
-    });
-    this.stderr = text(child.stderr);
-    this.exitCode = once(child, 'close').then(() => child.exitCode);
-    createInterface(child.stdout).on('line', (line) => {
-      this.lines.push(JSON.parse(line) as LogLine);
-      this.#onLine();
-    });
-    void this.exitCode.then(() => {
-      this.#onLine();
-    });
-  }
-
-  async line(msg: string): Promise<LogLine> {
-    for (;;) {
-      const found = this.lines.find((line) => line.msg === msg);
-      if (found !== undefined) return found;
-      if (this.child.exitCode !== null) throw new Error(`ended without "${msg}": ${await this.stderr}`);
-      await new Promise<void>((resolve) => {
-        this.#onLine = resolve;
-      });
-    }
-  }
+/** `kvpeer sidecar`, ended with its test whatever becomes of it. */
+function startRun(args: readonly string[], env: Readonly<Record<string, string>> = {}): Run {
+  const run = new Run(['sidecar', ...args], env);
+  onTestFinished(() => {
+    run.child.kill('SIGKILL');
+  });
+  return run;
 }
 
 interface Asked {
@@ -127,7 +95,7 @@ async function started(
   env: Readonly<Record<string, string>> = {},
 ): Promise<Started> {
   const port = await freePort();
-  const run = new Run(
+  const run = startRun(
     [
       ...['--peer', '--port', String(port), '--host', '127.0.0.1', '--secure-serving=false'],
       ...['--model-server-port', String(modelServerPort), '--peer-host', '127.0.0.1', '--peer-port', '0'],
@@ -263,7 +231,7 @@ it('SIGTERM ends a start that waits for Kubernetes at once', async () => {
   onTestFinished(() => rm(folder, { recursive: true }));
   await writeFile(join(folder, 'config'), JSON.stringify(config));
   const port = String(await freePort());
-  const run = new Run(
+  const run = startRun(
     ['--port', port, '--secure-serving=false', '--enable-ssrf-protection', '--inference-pool', 'ns/pool'],
     { KUBECONFIG: join(folder, 'config') },
   );
@@ -276,16 +244,16 @@ it('SIGTERM ends a start that waits for Kubernetes at once', async () => {
 });
 
 it('says in one line which option of which program is wrong, and exits with 2', async () => {
-  const wrong = new Run(['--peer', '--peer-pool-bytes', 'much', '--secure-serving=false']);
+  const wrong = startRun(['--peer', '--peer-pool-bytes', 'much', '--secure-serving=false']);
   expect(await wrong.exitCode).toBe(2);
   expect(await wrong.stderr).toContain('--peer-pool-bytes');
-  const unknown = new Run(['--peer', '--pool-bytes', '1GiB']);
+  const unknown = startRun(['--peer', '--pool-bytes', '1GiB']);
   expect(await unknown.exitCode).toBe(2);
   expect(await unknown.stderr).toContain('--pool-bytes');
-  const variable = new Run(['--peer', '--secure-serving=false'], { KVPEER_BLOCK_BYTES: '5' });
+  const variable = startRun(['--peer', '--secure-serving=false'], { KVPEER_BLOCK_BYTES: '5' });
   expect(await variable.exitCode).toBe(2);
   expect(await variable.stderr).toContain('KVPEER_BLOCK_BYTES');
-  const yaml = new Run(['--configuration', 'peer: {blockBites: 4096}', '--secure-serving=false']);
+  const yaml = startRun(['--configuration', 'peer: {blockBites: 4096}', '--secure-serving=false']);
   expect(await yaml.exitCode).toBe(2);
   expect(await yaml.stderr).toContain('blockBites');
 });
@@ -301,7 +269,7 @@ it.each(['sidecar', 'peer'])(
     });
     const taken = String((holder.address() as AddressInfo).port);
     const free = String(await freePort());
-    const run = new Run([
+    const run = startRun([
       ...['--host', '127.0.0.1', '--port', which === 'sidecar' ? taken : free, '--secure-serving=false'],
       ...[
         '--peer-port',

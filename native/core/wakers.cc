@@ -6,9 +6,11 @@
 #include <uv.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 
+#include "core/loop_callback.h"
 #include "core/napi_args.h"
 
 namespace kvpeer {
@@ -17,10 +19,13 @@ namespace {
 constexpr uint64_t kMaxHandle = (uint64_t{1} << 53) - 1;
 
 struct Waker {
+  Waker(napi_env env, napi_value function)
+      : env(env), callback(std::make_unique<LoopCallback>(env, function, "kvpeer:waker")) {}
+
   uv_async_t async = {};
-  napi_env env = nullptr;
-  napi_ref callback = nullptr;
-  napi_async_context context = nullptr;
+  const napi_env env;
+  // Gone before libuv lets go of the handle: the env may have ended by then.
+  std::unique_ptr<LoopCallback> callback;
   napi_async_cleanup_hook_handle cleanup = nullptr;
   uint64_t handle = 0;
 };
@@ -34,24 +39,7 @@ std::unordered_map<uint64_t, Waker*>& table() {
   return *wakers;
 }
 
-void onWake(uv_async_t* async) {
-  auto* waker = static_cast<Waker*>(async->data);
-  napi_env env = waker->env;
-  napi_handle_scope scope = nullptr;
-  if (napi_open_handle_scope(env, &scope) != napi_ok) return;
-  napi_value callback = nullptr;
-  napi_value receiver = nullptr;
-  napi_get_reference_value(env, waker->callback, &callback);
-  napi_get_global(env, &receiver);
-  // Through make_callback: microtasks and next ticks run after the callback, as after every event.
-  if (callback != nullptr &&
-      napi_make_callback(env, waker->context, receiver, callback, 0, nullptr, nullptr) == napi_pending_exception) {
-    napi_value error = nullptr;
-    napi_get_and_clear_last_exception(env, &error);
-    napi_fatal_exception(env, error);
-  }
-  napi_close_handle_scope(env, scope);
-}
+void onWake(uv_async_t* async) { static_cast<Waker*>(async->data)->callback->call(); }
 
 void onClosed(uv_handle_t* handle) {
   auto* waker = static_cast<Waker*>(handle->data);
@@ -65,8 +53,7 @@ void close(Waker* waker) {
     std::lock_guard<std::mutex> lock(tableMutex);
     table().erase(waker->handle);
   }
-  napi_delete_reference(waker->env, waker->callback);
-  napi_async_destroy(waker->env, waker->context);
+  waker->callback.reset();
   uv_close(reinterpret_cast<uv_handle_t*>(&waker->async), onClosed);
 }
 
@@ -97,16 +84,12 @@ napi_value createWaker(napi_env env, napi_callback_info info) {
   if (!args.ok()) return nullptr;
 
   uv_loop_t* loop = nullptr;
-  auto* waker = new Waker();
-  waker->env = env;
+  auto* waker = new Waker(env, args.value(0));
   waker->async.data = waker;
-  napi_value name = toText(env, "kvpeer:waker");
   if (napi_get_uv_event_loop(env, &loop) != napi_ok || uv_async_init(loop, &waker->async, onWake) != 0) {
     delete waker;
     return throwError(env, "createWaker: this thread's event loop takes no more handles");
   }
-  napi_create_reference(env, args.value(0), 1, &waker->callback);
-  napi_async_init(env, nullptr, name, &waker->context);
   napi_add_async_cleanup_hook(env, closeAtEnvEnd, waker, &waker->cleanup);
   std::lock_guard<std::mutex> lock(tableMutex);
   waker->handle = ++lastHandle;

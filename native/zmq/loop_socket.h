@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/loop_callback.h"
 #include "core/napi_args.h"
 #include "zmq/library.h"
 
@@ -56,22 +57,6 @@ class LoopObject {
 
 // The live objects of this thread by their handles.
 std::unordered_map<uint64_t, LoopObject*>& loopObjects();
-
-// A JavaScript function that the loop calls.
-class LoopCallback {
- public:
-  LoopCallback(napi_env env, napi_value function, const char* name);
-  ~LoopCallback();
-  LoopCallback(const LoopCallback&) = delete;
-  LoopCallback& operator=(const LoopCallback&) = delete;
-  // Microtasks and next ticks run afterwards, as after every event.
-  void call(double argument);
-
- private:
-  napi_env env_;
-  napi_ref function_ = nullptr;
-  napi_async_context context_ = nullptr;
-};
 
 // The object behind argument `at`; otherwise an exception is pending.
 template <typename Kind, size_t Count>

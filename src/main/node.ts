@@ -18,7 +18,14 @@ import { splitAdvertise } from './options.js';
 import { DEFAULT_LIMITS } from './protocol/limits.js';
 import { OwnFingerprint } from './own-fingerprint.js';
 import type { ProtocolLimits } from './protocol/limits.js';
-import type { ConnectMessage, FetchMessage, KvpeerAnnouncement, LookupMessage } from './protocol/messages.js';
+import { announcedFeatures } from './protocol/features.js';
+import type {
+  ConnectMessage,
+  Feature,
+  FetchMessage,
+  KvpeerAnnouncement,
+  LookupMessage,
+} from './protocol/messages.js';
 import { WIRE_VERSION } from './protocol/messages.js';
 import { dropMessage } from './protocol/message-memory.js';
 import { scan } from './protocol/scan.js';
@@ -46,6 +53,8 @@ export interface NodeOptions {
   readonly dataPlane: DataPlane;
   readonly counts: EventCounts;
   readonly log: Logger;
+  /** Extensions that may be used with other kvpeers; default all. */
+  readonly features?: readonly Feature[] | undefined;
 }
 
 /** How often send queues are looked at after a hard stop. */
@@ -147,13 +156,11 @@ export class Node {
     this.#announcement = {
       version: WIRE_VERSION,
       incarnation: makeIncarnation(),
-      features: [
-        'round_seq',
-        'ttl_ms',
-        'lookup_seq',
-        ...(options.dataPlane.name === 'nixl' ? (['scratch_page'] as const) : []),
-        ...(resolved.checksums ? (['checksums'] as const) : []),
-      ],
+      features: announcedFeatures({
+        hasDataPlane: options.dataPlane.name === 'nixl',
+        keepsChecksums: resolved.checksums,
+        allowed: options.features,
+      }),
     };
     const wakeAt = (timeMs: number): void => {
       this.#alarm.wakeAt(timeMs);
@@ -310,7 +317,7 @@ export class Node {
         },
       },
       times: resolved,
-      hasChecksums: resolved.checksums,
+      features: this.#announcement.features,
       now: this.now,
       openDealer: (address, onDown) => this.#transport.openDealer(address, { onDown }),
       connectFrame: () =>

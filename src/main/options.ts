@@ -15,6 +15,7 @@ import {
   variableOf,
   type OptionName,
 } from './options/table.js';
+import { FEATURES, type Feature } from './protocol/messages.js';
 
 export { usableCores } from './options/cores.js';
 export { formatBytes, parseBytes, splitAdvertise } from './options/kinds.js';
@@ -41,6 +42,11 @@ export type PeerOptions = {
 } & {
   /** Where the node logs to. Default: a logger of its own to standard output, at `logLevel`. */
   readonly logger?: Logger | undefined;
+  /**
+   * Extensions of the protocol that may be used with other kvpeers. Default: all that this node can offer. Fewer are for
+   * tests and for measuring what one of them brings.
+   */
+  readonly features?: readonly Feature[] | undefined;
 };
 
 /** Where the value of an option came from. */
@@ -106,10 +112,18 @@ export function validateOptions(partial: PeerOptions = {}): ResolvedOptions {
   const given = new Map<OptionName, Given>();
   for (const [name, value] of Object.entries(partial)) {
     if (value === undefined || name === 'logger') continue;
-    if (isOptionName(name)) given.set(name, { value, origin: 'flag', label: name });
+    if (name === 'features') faults.push(...featureFaults(partial.features ?? []));
+    else if (isOptionName(name)) given.set(name, { value, origin: 'flag', label: name });
     else faults.push(unknown(`the option ${name}`, name, OPTION_NAMES));
   }
   return check(given, faults);
+}
+
+function featureFaults(features: readonly string[]): readonly string[] {
+  const known: readonly string[] = FEATURES;
+  return features
+    .filter((feature) => !known.includes(feature))
+    .map((feature) => unknown(`the feature ${feature}`, feature, known));
 }
 
 function addYaml({ yaml, yamlFile }: OptionSources, given: Map<OptionName, Given>, faults: string[]): void {

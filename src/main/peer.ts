@@ -86,6 +86,7 @@ export class Peer implements PeerApi {
         dataPlane: shards.dataPlane,
         counts,
         log,
+        features: options.features,
       });
       return new Peer(resolved, shards, node, counts, events);
     } catch (error) {

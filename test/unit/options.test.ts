@@ -206,6 +206,14 @@ describe('what is refused', () => {
   });
 });
 
+it('a feature that does not exist is refused with the name that was meant', () => {
+  const options = { features: ['lookup_sequ'] } as unknown as PeerOptions;
+  expect(messageOf(() => validateOptions(options))).toMatch(
+    /^the feature lookup_sequ is unknown; did you mean lookup_seq\?$/,
+  );
+  expect(() => validateOptions({ features: ['lookup_seq'] })).not.toThrow();
+});
+
 describe('what must hold between options', () => {
   it.each<[PeerOptions, RegExp]>([
     [{ lookupMs: 5000 }, /^lookupMs is 5000 and holdMs \(default\) is 5000; the first must be more than/],

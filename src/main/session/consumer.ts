@@ -159,7 +159,7 @@ export class Consumer implements ConsumerRole {
     const remote = this.#context.remote();
     const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, {
       ttlMs: remote?.isKvpeer === true ? times.lookupMs : undefined,
-      lookupSeq: remote?.hasLookupSeq === true ? seq : undefined,
+      lookupSeq: remote?.features.has('lookup_seq') === true ? seq : undefined,
     });
     state.isProbed = true;
     this.#context.send(frame);

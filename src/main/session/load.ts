@@ -169,7 +169,10 @@ export class Load {
   #verify(phase: Fetched, checksums: Uint8Array | undefined): void {
     const { context } = this.#host;
     const { set, round } = phase;
-    if (checksums?.length !== set.reservedCount * CHECKSUM_BYTES || context.remote()?.hasChecksums !== true) {
+    if (
+      checksums?.length !== set.reservedCount * CHECKSUM_BYTES ||
+      context.remote()?.features.has('checksums') !== true
+    ) {
       this.#publish(phase);
       return;
     }

@@ -269,7 +269,7 @@ export class Producer implements ProducerRole {
 
   /** All is written, or nothing more will be. With checksums the consumer is told what it should have got. */
   #endFetch(fetch: Fetch, success: boolean): void {
-    if (!success || this.#context.remote()?.hasChecksums !== true) {
+    if (!success || this.#context.remote()?.features.has('checksums') !== true) {
       this.#closeFetch(fetch, success, undefined);
       return;
     }

@@ -13,6 +13,7 @@
 import type {
   AbortAckMessage,
   AbortFetchMessage,
+  Feature,
   FetchMessage,
   LookupMessage,
   LookupRespMessage,
@@ -96,10 +97,8 @@ export interface RoleLog {
 export interface RemotePeer {
   /** It announced the `kvpeer` map and so do we: extensions may be used. */
   readonly isKvpeer: boolean;
-  /** It answers a numbered lookup by its number. */
-  readonly hasLookupSeq?: boolean;
-  /** Both sides announced `checksums`. */
-  readonly hasChecksums?: boolean;
+  /** Extensions that both sides announced: these may be sent. */
+  readonly features: ReadonlySet<Feature>;
   readonly numBlocks: number;
   /** Registered with the data plane; undefined with --data-plane none. */
   readonly dataPeer: DataPeer | undefined;

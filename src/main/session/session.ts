@@ -1,7 +1,8 @@
 // One session: the handshake with one incarnation of one peer, and the routing of its messages to the two roles.
 
 import type { DealerHandle, DownCause } from '../control/transport.js';
-import type { ConnectMessage, IncomingMessage } from '../protocol/messages.js';
+import { commonFeatures } from '../protocol/features.js';
+import type { ConnectMessage, Feature, IncomingMessage } from '../protocol/messages.js';
 import { writeNumberedAnswer, type NumberedAnswer } from '../protocol/write.js';
 import type { DataPeer, SlotSet } from '../shards/shard-client.js';
 import { dropMessage } from '../protocol/message-memory.js';
@@ -27,8 +28,8 @@ import type {
 export interface SessionEnvironment {
   readonly identity: LocalIdentity;
   readonly times: SessionTimes;
-  /** This node keeps checksums and wants them of its peers. */
-  readonly hasChecksums?: boolean;
+  /** Extensions that this node announces. */
+  readonly features: readonly Feature[];
   now(): number;
   openDealer(address: string, onDown: (cause: DownCause) => void): DealerHandle;
   connectFrame(): Buffer;
@@ -357,9 +358,7 @@ export class Session {
       if (ok) {
         this.#remote = {
           isKvpeer: connect.kvpeer !== undefined,
-          hasLookupSeq: connect.kvpeer?.features.includes('lookup_seq') === true,
-          hasChecksums:
-            this.#env.hasChecksums === true && connect.kvpeer?.features.includes('checksums') === true,
+          features: commonFeatures(this.#env.features, connect.kvpeer),
           numBlocks: connect.numBlocks,
           dataPeer,
         };

@@ -1,5 +1,6 @@
 // A reporter of vitest: what failed, by name, with the beginning of each failure, as it happens, so that also a run which
-// is cut off has told its failures. KVPEER_FAILURES names the file it adds to. `.ci/run` prints that file last.
+// is cut off has told its failures. FAILED_TESTS_FILE names the file it adds to; `.ci/run` prints that file last. (A name
+// that begins with KVPEER_ would be an unknown option to every program that a test starts.)
 // @ts-check
 import { appendFileSync } from 'node:fs';
 import { relative } from 'node:path';
@@ -54,7 +55,7 @@ function pathOf(module) {
  * @param {readonly { message: string, diff?: string, stacks?: readonly { file: string, line: number }[] }[]} errors
  */
 function note(title, errors) {
-  if (errors.length === 0 || !process.env['KVPEER_FAILURES']) return;
+  if (errors.length === 0 || !process.env['FAILED_TESTS_FILE']) return;
   const lines = errors.flatMap(({ message, diff, stacks }) => [
     ...message.split('\n'),
     ...(stacks ?? []).map(({ file, line }) => `  at ${relative(packageRoot, file)}:${line}`),
@@ -63,5 +64,5 @@ function note(title, errors) {
   const beginning = lines
     .slice(0, LINES_PER_FAILURE)
     .map((line) => `    ${stripVTControlCharacters(line)}\n`);
-  appendFileSync(process.env['KVPEER_FAILURES'], `FAILED ${title}\n${beginning.join('')}`);
+  appendFileSync(process.env['FAILED_TESTS_FILE'], `FAILED ${title}\n${beginning.join('')}`);
 }

@@ -2,7 +2,7 @@
 
 export type Goal = { readonly atMost: number } | { readonly atLeast: number };
 
-export const GROUPS = ['lookup', 'serve', 'parts', 'eviction', 'peers', 'match', 'sidecar'] as const;
+export const GROUPS = ['lookup', 'serve', 'parts', 'eviction', 'peers', 'match', 'sidecar', 'ext'] as const;
 export type GroupName = (typeof GROUPS)[number];
 
 export interface GoalRow {

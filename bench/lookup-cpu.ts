@@ -54,7 +54,7 @@ export const lookupCpuBench: Section = {
         naive: { child: naive, load: loads[2], measured: { cpuUs: [], perSecond: [] } },
       };
       await targets.kvpeer.load.call('connect', address);
-      await targets.echo.load.call('connect', await echo.call('start'));
+      await targets.echo.load.call('connect', await echo.call('start'), 1, 'packed');
       await targets.naive.load.call('connect', await naive.call('start', naiveCount));
       const heldOf = { kvpeer: blockCount, echo: blockCount, naive: naiveCount };
 

@@ -9,6 +9,7 @@ import { lookupLoadBench } from './lookup-load.js';
 import { lookupRoundTripBench } from './lookup-round-trip.js';
 import { lookupSplitBench } from './lookup-split.js';
 import { lookupTailBench } from './lookup-tail.js';
+import { packedKeysBench } from './ext-packed-keys.js';
 import { matchBench } from './match.js';
 import { codecBench } from './parts-codec.js';
 import { memoryBench } from './parts-memory.js';
@@ -32,6 +33,7 @@ export const SECTIONS: readonly Section[] = [
   lookupRoundTripBench,
   lookupLoadBench,
   lookupTailBench,
+  packedKeysBench,
   serveSplitBench,
   serveBench,
   idleBench,

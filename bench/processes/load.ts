@@ -65,9 +65,11 @@ export class Load {
     return { metadata: memory.agentMetadata, baseAddr: memory.baseAddr };
   }
 
-  async connect(target: string, sessionCount = 1): Promise<void> {
+  /** @param form of the keys in messages; by default what the target takes */
+  async connect(target: string, sessionCount = 1, form?: 'packed' | 'list'): Promise<void> {
     for (let i = 0; i < sessionCount; i++) {
       const client = await WireClient.connect(this.#context, target, this.#memory);
+      if (form !== undefined) client.packsKeys = form === 'packed';
       const session: Session = { client, waiting: new Map(), nextId: 1 };
       client.onMessage = (message) => {
         this.#onMessage(session, message);
@@ -187,7 +189,8 @@ export class Load {
         const startMs = performance.now();
         const done = await new Promise<ScanResult>((resolve) => {
           session.waiting.set(`${id}/0`, resolve);
-          session.client.send(writeFetch(id, keys, KEY_BYTES, indexes, 0));
+          const isPacked = session.client.packsKeys;
+          session.client.send(writeFetch(id, keys, KEY_BYTES, indexes, 0, { isPacked }));
         });
         times.push(performance.now() - startMs);
         if (done.type !== 'transfer_done' || !done.success) throw new Error('the fetch failed');
@@ -290,7 +293,8 @@ function ask(
   onAnswer: (message: ScanResult) => void,
 ): void {
   session.waiting.set(`${id}/${round}`, onAnswer);
-  session.client.send(writeLookup(id, keys, KEY_BYTES, round, { ttlMs: 8000, lookupSeq: round }));
+  const isPacked = session.client.packsKeys;
+  session.client.send(writeLookup(id, keys, KEY_BYTES, round, { ttlMs: 8000, lookupSeq: round, isPacked }));
 }
 
 /** The request is over: the producer gives the pins of all its rounds back. */

@@ -34,6 +34,8 @@ const HEARTBEAT = { heartbeatInterval: 10_000, heartbeatTimeout: 120_000, heartb
 
 export class WireClient {
   readonly address: string;
+  /** The target takes keys in one bin. */
+  packsKeys = false;
   /** Every message after the handshake. */
   onMessage: (message: ScanResult) => void = () => undefined;
   readonly #router: Router;
@@ -82,7 +84,8 @@ export class WireClient {
         kvpeer: {
           version: WIRE_VERSION,
           incarnation: makeIncarnation(),
-          features: ['round_seq', 'ttl_ms', 'lookup_seq'],
+          keyBytes: DEFAULT_LIMITS.keyBytes,
+          features: ['round_seq', 'ttl_ms', 'lookup_seq', 'packed_keys'],
         },
       }),
     );
@@ -102,8 +105,10 @@ export class WireClient {
   async #receive(): Promise<void> {
     for await (const parts of this.#router) {
       const message = scan(parts[1], DEFAULT_LIMITS);
-      if (message.type === 'connect') this.send(writeConnectAck(this.address));
-      else if (message.type === 'connect_ack') this.#resolveReady();
+      if (message.type === 'connect') {
+        this.packsKeys = message.kvpeer?.features.includes('packed_keys') === true;
+        this.send(writeConnectAck(this.address));
+      } else if (message.type === 'connect_ack') this.#resolveReady();
       else this.onMessage(message);
     }
   }

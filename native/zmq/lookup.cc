@@ -9,6 +9,7 @@ namespace kvpeer::zmq {
 namespace {
 
 constexpr uint8_t kBin8 = 0xc4;
+constexpr uint8_t kBin32 = 0xc6;
 constexpr double kMaxCount = 9007199254740991;  // 2^53 - 1
 
 class Cursor {
@@ -72,6 +73,13 @@ class Cursor {
     return *value <= kMaxCount;
   }
 
+  bool isAtBin() const { return left() > 0 && data_[at_] >= kBin8 && data_[at_] <= kBin32; }
+
+  bool binHead(uint64_t* bytes) {
+    uint8_t head = 0;
+    return byte(&head) && number(size_t{1} << (head - kBin8), bytes);
+  }
+
   bool listHead(uint64_t* count) {
     uint8_t head = 0;
     if (!byte(&head)) return false;
@@ -94,9 +102,23 @@ bool isAscii(std::string_view text) {
   return all < 0x80;
 }
 
+// One bin, keys back to back: none of them is looked at.
+bool readPackedKeys(Cursor& cursor, const LookupLimits& limits, Lookup* lookup) {
+  uint64_t bytes = 0;
+  if (!cursor.binHead(&bytes) || bytes == 0 || bytes % limits.keyBytes != 0) return false;
+  if (bytes / limits.keyBytes > limits.keyCount) return false;
+  lookup->first = cursor.at();
+  lookup->stride = limits.keyBytes;
+  lookup->keyCount = static_cast<uint32_t>(bytes / limits.keyBytes);
+  if (!cursor.skip(bytes)) return false;
+  lookup->keysEnd = cursor.at();
+  return true;
+}
+
 bool readKeys(const uint8_t* data, Cursor& cursor, const LookupLimits& limits, Lookup* lookup) {
   uint64_t count = 0;
   lookup->keysStart = cursor.at();
+  if (cursor.isAtBin()) return readPackedKeys(cursor, limits, lookup);
   if (!cursor.listHead(&count) || count == 0 || count > limits.keyCount) return false;
   lookup->stride = 2 + size_t{limits.keyBytes};
   const size_t heads = cursor.at();

@@ -39,8 +39,8 @@ struct Finish {
 bool readFinish(const uint8_t* data, size_t bytes, uint32_t maxIdBytes, Finish* finish);
 
 // True when the message is a lookup in which nothing is unusual: each known field once and no other, an id in ASCII,
-// at least one key, all keys `keyBytes` long with bin 8 headers, whole numbers that a double holds, nothing behind the
-// map. What is read then is what src/main/protocol/scan.ts reads. False says nothing about the message.
+// at least one key, all keys `keyBytes` long with bin 8 headers or packed in one bin, whole numbers that a double holds,
+// nothing behind the map. What is read then is what src/main/protocol/scan.ts reads. False says nothing about the message.
 bool readLookup(const uint8_t* data, size_t bytes, const LookupLimits& limits, Lookup* lookup);
 
 }  // namespace kvpeer::zmq

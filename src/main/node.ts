@@ -156,6 +156,7 @@ export class Node {
     this.#announcement = {
       version: WIRE_VERSION,
       incarnation: makeIncarnation(),
+      keyBytes: resolved.keyBytes,
       features: announcedFeatures({
         hasDataPlane: options.dataPlane.name === 'nixl',
         keepsChecksums: resolved.checksums,
@@ -317,7 +318,7 @@ export class Node {
         },
       },
       times: resolved,
-      features: this.#announcement.features,
+      announced: this.#announcement,
       now: this.now,
       openDealer: (address, onDown) => this.#transport.openDealer(address, { onDown }),
       connectFrame: () =>

@@ -144,52 +144,58 @@ test('a lookup is kept until it is dropped, and a view of it lives longer', asyn
   expect(view.equals(frame)).toBe(true);
 });
 
-test('a match reads its keys out of the message as it would out of the extent', async () => {
-  const sockets = pair();
-  const { dealer } = sockets;
-  const pool = new SharedPool({ numBlocks: 4_096, keyBytes: KEY_BYTES, arenaBytes: 1 << 20 });
-  const keys = Array.from({ length: 700 }, (_, i) => keyOf(i, KEY_BYTES));
-  keys.forEach((key, i) => {
-    if (i % 3 !== 0) pool.insert(key, i % 3 === 1 ? Phase.Ready : Phase.Writing, 5);
-  });
-  zmq.sendDealer(dealer, writeLookup('match', Buffer.concat(keys), KEY_BYTES, 0));
-  const [{ fields }] = await sockets.next();
-  const token = fields[ReceivedField.Token] as MessageToken;
-  const there = pool.extent({ keys, flags: ExtentFlag.Pin });
-  const here = pool.extent({ keys, flags: ExtentFlag.Pin | ExtentFlag.KeysInMessage });
-  const place = (word: number, value: number): void => {
-    here.words[word] = value;
-  };
-  place(ExtentWord.PeerNumBlocks, token);
-  place(ExtentWord.KeysOffset, fields[ReceivedField.First]);
-  place(ExtentWord.KeyStride, fields[ReceivedField.Stride]);
-  const match = (offset: number): ReturnType<typeof unpackMatch> =>
-    unpackMatch(pool.native.match(pool.controlHandle, offset, 0, -1, -1, -1));
-  expect(match(here.offset)).toEqual(match(there.offset));
-  expect([...here.statuses]).toEqual([...there.statuses]);
-  expect([...here.slots]).toEqual([...there.slots]);
-  expect(here.statuses.filter((status) => status === PositionStatus.Pinned)).toHaveLength(233);
-  // What does not lie inside the message is refused, and so is everything that has no business with messages.
-  for (const [word, value] of [
-    [ExtentWord.KeysOffset, fields[ReceivedField.Bytes] - 1],
-    [ExtentWord.KeysOffset, -1],
-    [ExtentWord.KeyStride, KEY_BYTES - 1],
-    [ExtentWord.KeyStride, KEY_BYTES + 3],
-    [ExtentWord.PeerNumBlocks, 0],
-    [ExtentWord.PeerNumBlocks, token + 1],
-  ]) {
-    const before = here.words[word];
-    place(word, value);
-    expect(() => match(here.offset), `word ${word} = ${value}`).toThrow(RangeError);
-    place(word, before);
-  }
-  expect(() => pool.native.resolve(pool.controlHandle, here.offset)).toThrow('in a message');
-  expect(() => {
-    pool.native.hashKeys(pool.controlHandle, here.offset, 0, 1, 0);
-  }).toThrow('in a message');
-  zmq.dropMessage(token);
-  expect(() => match(here.offset)).toThrow('not kept');
-});
+test.each(['list', 'packed'])(
+  'a match reads a %s of keys out of the message as out of the extent',
+  async (form) => {
+    const sockets = pair();
+    const { dealer } = sockets;
+    const pool = new SharedPool({ numBlocks: 4_096, keyBytes: KEY_BYTES, arenaBytes: 1 << 20 });
+    const keys = Array.from({ length: 700 }, (_, i) => keyOf(i, KEY_BYTES));
+    keys.forEach((key, i) => {
+      if (i % 3 !== 0) pool.insert(key, i % 3 === 1 ? Phase.Ready : Phase.Writing, 5);
+    });
+    zmq.sendDealer(
+      dealer,
+      writeLookup('match', Buffer.concat(keys), KEY_BYTES, 0, { isPacked: form === 'packed' }),
+    );
+    const [{ fields }] = await sockets.next();
+    const token = fields[ReceivedField.Token] as MessageToken;
+    const there = pool.extent({ keys, flags: ExtentFlag.Pin });
+    const here = pool.extent({ keys, flags: ExtentFlag.Pin | ExtentFlag.KeysInMessage });
+    const place = (word: number, value: number): void => {
+      here.words[word] = value;
+    };
+    place(ExtentWord.PeerNumBlocks, token);
+    place(ExtentWord.KeysOffset, fields[ReceivedField.First]);
+    place(ExtentWord.KeyStride, fields[ReceivedField.Stride]);
+    const match = (offset: number): ReturnType<typeof unpackMatch> =>
+      unpackMatch(pool.native.match(pool.controlHandle, offset, 0, -1, -1, -1));
+    expect(match(here.offset)).toEqual(match(there.offset));
+    expect([...here.statuses]).toEqual([...there.statuses]);
+    expect([...here.slots]).toEqual([...there.slots]);
+    expect(here.statuses.filter((status) => status === PositionStatus.Pinned)).toHaveLength(233);
+    // What does not lie inside the message is refused, and so is everything that has no business with messages.
+    for (const [word, value] of [
+      [ExtentWord.KeysOffset, fields[ReceivedField.Bytes] - 1],
+      [ExtentWord.KeysOffset, -1],
+      [ExtentWord.KeyStride, KEY_BYTES - 1],
+      [ExtentWord.KeyStride, fields[ReceivedField.Stride] + 1],
+      [ExtentWord.PeerNumBlocks, 0],
+      [ExtentWord.PeerNumBlocks, token + 1],
+    ]) {
+      const before = here.words[word];
+      place(word, value);
+      expect(() => match(here.offset), `word ${word} = ${value}`).toThrow(RangeError);
+      place(word, before);
+    }
+    expect(() => pool.native.resolve(pool.controlHandle, here.offset)).toThrow('in a message');
+    expect(() => {
+      pool.native.hashKeys(pool.controlHandle, here.offset, 0, 1, 0);
+    }).toThrow('in a message');
+    zmq.dropMessage(token);
+    expect(() => match(here.offset)).toThrow('not kept');
+  },
+);
 
 test('a context with sockets is not closed, and handles mean nothing once they are', () => {
   const context = zmq.createContext();

@@ -5,6 +5,7 @@ import { Dealer } from 'zeromq';
 
 import { loadZmq } from '../../native/zmq.js';
 import type { Peer } from '../../src/main/peer.js';
+import { FEATURES } from '../../src/main/protocol/messages.js';
 import { writeLookup } from '../../src/main/protocol/write.js';
 import { KEY_BYTES, testKeys } from '../fixtures/keys.js';
 import { named, startPeer } from '../fixtures/local-peers.js';
@@ -61,6 +62,23 @@ test('remote_kv_source: all hit, none hit, some hit; one lookup, the leading hit
   await atRest(a, b);
   expect(b.stats().bytesPulled).toBe(100 * 4096);
   expect(a.stats().bytesServed).toBe(100 * 4096);
+});
+
+test('keys in lists go between peers of which one does not take them packed, either way', async () => {
+  const features = FEATURES.filter((feature) => feature !== 'packed_keys');
+  const [a, b] = [await startPeer({ features }), await startPeer()];
+  await a.content.storeFilled(testKeys(0, 100));
+  await b.content.storeFilled(testKeys(1000, 100));
+  for (const { from, to, first } of [
+    { from: a, to: b, first: 0 },
+    { from: b, to: a, first: 1000 },
+  ]) {
+    const request = to.open({ remote_kv_source: named(from, `lists-${first}`) });
+    expect((await request.lookup(testKeys(first, 120))).leadingCount).toBe(100);
+    expect(await pull(to, request, first, 100)).toEqual({ present: 100, pulled: 100 });
+    request.finish();
+  }
+  await atRest(a, b);
 });
 
 test('a block that was pulled is served on to a third peer', async () => {

@@ -5,7 +5,7 @@ import { scan } from '../../src/main/protocol/scan.js';
 import { PositionStatus } from '../../src/shared/operations.js';
 import type { ConsumerHarness, ConsumerHarnessOptions } from '../fixtures/consumer-harness.js';
 import { ConsumerNode, hitsOf, loadedOf, lookupRespMessage } from '../fixtures/consumer-harness.js';
-import { keysOf } from '../fixtures/producer-harness.js';
+import { KEY_BYTES, keysOf } from '../fixtures/producer-harness.js';
 import { packedKeys } from '../fixtures/fake-shards.js';
 
 function start(options: ConsumerHarnessOptions = {}): { node: ConsumerNode; peer: ConsumerHarness } {
@@ -212,6 +212,21 @@ describe('a lookup', () => {
     peer.answerBySeq('r', 1, '00');
     expect(asked.results.map(hitsOf)).toEqual(['11']);
     expect(peer.counted.get('ignored lookup_resp')).toBe(4);
+  });
+
+  it('has its keys in one bin at a peer that takes them so, and so has the fetch', () => {
+    const { peer } = start({ isKvpeer: true, features: ['lookup_seq', 'packed_keys'] });
+    const asked = peer.lookup('r', 1, 2);
+    const frame = peer.frames[0];
+    const message = scan(frame);
+    if (message.type !== 'lookup') throw new Error(message.type);
+    expect(message.keys).toMatchObject({ count: 2, stride: KEY_BYTES });
+    peer.answerBySeq('r', 1, '11');
+    expect(asked.results.map(hitsOf)).toEqual(['11']);
+    peer.load('r', 1, 2);
+    const fetch = peer.frames.map((each) => scan(each)).find(({ type }) => type === 'fetch');
+    if (fetch?.type !== 'fetch') throw new Error('no fetch');
+    expect(fetch.keys).toMatchObject({ count: 2, stride: KEY_BYTES });
   });
 
   it('at a plain peer has no number', () => {

@@ -3,11 +3,11 @@
 import { describe, expect, it } from 'vitest';
 
 import { announcedFeatures, commonFeatures } from '../../src/main/protocol/features.js';
-import { FEATURES, type Feature } from '../../src/main/protocol/messages.js';
+import { FEATURES, type Feature, type KvpeerAnnouncement } from '../../src/main/protocol/messages.js';
 
 const INCARNATION = { id: 'run', pid: 1, startTime: 1, bootId: 'boot' };
 
-function announcing(...features: Feature[]): Parameters<typeof commonFeatures>[1] {
+function announcing(...features: Feature[]): KvpeerAnnouncement {
   return { version: 1, incarnation: INCARNATION, features };
 }
 
@@ -35,12 +35,20 @@ describe('a node announces', () => {
 
 describe('with a peer are used', () => {
   it('the extensions that both sides announced', () => {
-    expect([...commonFeatures(['ttl_ms', 'lookup_seq'], announcing('lookup_seq', 'checksums'))]).toEqual([
-      'lookup_seq',
-    ]);
+    const own = announcing('ttl_ms', 'lookup_seq');
+    expect([...commonFeatures(own, announcing('lookup_seq', 'checksums'))]).toEqual(['lookup_seq']);
   });
 
   it('none when the peer is a plain one', () => {
-    expect(commonFeatures(FEATURES, undefined).size).toBe(0);
+    expect(commonFeatures(announcing(...FEATURES), undefined).size).toBe(0);
+  });
+
+  it('packed keys only between keys of one length that both said', () => {
+    const of = (keyBytes?: number): KvpeerAnnouncement => ({ ...announcing('packed_keys'), keyBytes });
+    expect(commonFeatures(of(36), of(36)).has('packed_keys')).toBe(true);
+    expect(commonFeatures(of(36), of(20)).has('packed_keys')).toBe(false);
+    expect(commonFeatures(of(36), of()).has('packed_keys')).toBe(false);
+    expect(commonFeatures(of(), of(36)).has('packed_keys')).toBe(false);
+    expect(commonFeatures(of(), of()).has('packed_keys')).toBe(false);
   });
 });

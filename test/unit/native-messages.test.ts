@@ -49,9 +49,9 @@ const keys = fc
   .integer({ min: 1, max: 40 })
   .chain((length) => fc.uint8Array({ minLength: length * KEY_BYTES, maxLength: length * KEY_BYTES }));
 const lookup = fc
-  .tuple(asciiId, keys, count, optionalCount, optionalCount)
-  .map(([id, packed, roundSeq, ttlMs, lookupSeq]) =>
-    writeLookup(id, packed, KEY_BYTES, roundSeq, { ttlMs, lookupSeq }),
+  .tuple(asciiId, keys, count, optionalCount, optionalCount, fc.boolean())
+  .map(([id, packed, roundSeq, ttlMs, lookupSeq, isPacked]) =>
+    writeLookup(id, packed, KEY_BYTES, roundSeq, { ttlMs, lookupSeq, isPacked }),
   );
 const finish = fc
   .tuple(asciiId, count)
@@ -110,6 +110,12 @@ describe('the native reader', () => {
 
   test.each([
     ['no key', writeLookup('r', new Uint8Array(0), KEY_BYTES, 0)],
+    ['no packed key', writeLookup('r', new Uint8Array(0), KEY_BYTES, 0, { isPacked: true })],
+    ['packed keys of another length', writeLookup('r', new Uint8Array(64), 32, 0, { isPacked: true })],
+    [
+      'more packed keys than allowed',
+      writeLookup('r', new Uint8Array(301 * KEY_BYTES), KEY_BYTES, 0, { isPacked: true }),
+    ],
     ['keys of another length', writeLookup('r', new Uint8Array(64), 32, 0)],
     ['more keys than allowed', writeLookup('r', new Uint8Array(301 * KEY_BYTES), KEY_BYTES, 0)],
     ['an id beyond ASCII', writeLookup('ü', new Uint8Array(KEY_BYTES), KEY_BYTES, 0)],

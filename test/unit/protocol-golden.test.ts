@@ -213,13 +213,31 @@ describe('extensions ride along without changing what comes before them', () => 
       startTime: 123_456,
       bootId: '6e1f0d5a-0000-4000-8000-000000000000',
     },
-    features: ['round_seq', 'ttl_ms', 'scratch_page'],
+    keyBytes: 36,
+    features: ['round_seq', 'ttl_ms', 'packed_keys', 'scratch_page'],
   } as const;
 
   test('connect with a kvpeer map', () => {
     const payload = writeConnect({ ...CONNECT, kvpeer: announcement });
     expect(payload.toString('hex')).toContain(GOLDEN.connect.slice(2));
     expect(scan(payload)).toEqual({ type: 'connect', ...CONNECT, kvpeer: announcement });
+  });
+
+  test('lookup and fetch with packed keys: one bin behind the same name, everything else as before', () => {
+    const keys = Buffer.concat([KEY_A, KEY_B]);
+    const packedHex = `c448${A}${B}`;
+    const listHex = `92c424${A}c424${B}`;
+    const lookup = writeLookup('req-2', keys, 36, 0, { isPacked: true });
+    expect(lookup.toString('hex')).toBe(GOLDEN.lookupTwo.replace(listHex, packedHex));
+    const fetch = writeFetch('req-2', keys, 36, Int32Array.of(7, 300), 0, { isPacked: true });
+    expect(fetch.toString('hex')).toBe(GOLDEN.fetchTwo.replace(listHex, packedHex));
+    for (const payload of [lookup, fetch]) {
+      const message = scan(payload);
+      if (message.type !== 'lookup' && message.type !== 'fetch') throw new Error(message.type);
+      expect(message.keys).toMatchObject({ count: 2, stride: 36, foreign: undefined, foreignCount: 0 });
+      expect(message.keys.bytes).toBe(payload);
+      expect(keysOf(message.keys)).toEqual([A, B]);
+    }
   });
 
   test('lookup and fetch with ttl_ms, lookup_resp with round_seq', () => {

@@ -59,8 +59,9 @@ function slice(bytes: Uint8Array, length: number): Uint8Array[] {
 describe('what is written is read back, and means the same to @msgpack/msgpack', () => {
   test('lookup', () => {
     fc.assert(
-      fc.property(text, packedKeys, count, ttl, ttl, (id, keys, roundSeq, ttlMs, lookupSeq) => {
-        const payload = writeLookup(id, keys.bytes, keys.length, roundSeq, { ttlMs, lookupSeq });
+      fc.property(text, packedKeys, count, ttl, ttl, fc.boolean(), (id, keys, ...rest) => {
+        const [roundSeq, ttlMs, lookupSeq, isPacked] = rest;
+        const payload = writeLookup(id, keys.bytes, keys.length, roundSeq, { ttlMs, lookupSeq, isPacked });
         const message = scan(payload, { ...DEFAULT_LIMITS, keyBytes: keys.length });
         if (message.type !== 'lookup') throw new Error(JSON.stringify(message));
         expect(message).toMatchObject({ kvRequestId: id, roundSeq, ttlMs, lookupSeq });
@@ -68,7 +69,7 @@ describe('what is written is read back, and means the same to @msgpack/msgpack',
         expect(packed(message.keys).equals(keys.bytes)).toBe(true);
         expect(oracle(payload)).toMatchObject({
           kv_request_id: id,
-          keys: slice(keys.bytes, keys.length),
+          keys: isPacked ? keys.bytes : slice(keys.bytes, keys.length),
         });
       }),
     );
@@ -82,9 +83,10 @@ describe('what is written is read back, and means the same to @msgpack/msgpack',
         count,
         ttl,
         fc.array(fc.nat(), { minLength: 1 }),
-        (id, keys, roundSeq, ttlMs, slots) => {
+        fc.boolean(),
+        (id, keys, roundSeq, ttlMs, slots, isPacked) => {
           const indexes = Int32Array.from({ length: keys.keys }, (_, i) => slots[i % slots.length]);
-          const payload = writeFetch(id, keys.bytes, keys.length, indexes, roundSeq, { ttlMs });
+          const payload = writeFetch(id, keys.bytes, keys.length, indexes, roundSeq, { ttlMs, isPacked });
           const message = scan(payload, { ...DEFAULT_LIMITS, keyBytes: keys.length });
           if (message.type !== 'fetch') throw new Error(JSON.stringify(message));
           const expected = indexes.map((index) => (index === 2 ** 31 - 1 ? -1 : index));
@@ -101,7 +103,8 @@ describe('what is written is read back, and means the same to @msgpack/msgpack',
     fc.assert(
       fc.property(text, packedKeys, ttl, fc.infiniteStream(fc.boolean()), (id, keys, roundSeq, hits) => {
         const limits = { ...DEFAULT_LIMITS, keyBytes: keys.length };
-        const request = scan(writeLookup('other', keys.bytes, keys.length, 0), limits);
+        const isPacked = hits.next().value;
+        const request = scan(writeLookup('other', keys.bytes, keys.length, 0, { isPacked }), limits);
         if (request.type !== 'lookup') throw new Error(JSON.stringify(request));
         const flags = Uint8Array.from({ length: keys.keys }, () => (hits.next().value === true ? HIT : MISS));
         const payload = writeLookupResp(id, request.keys, flags, { roundSeq });
@@ -164,7 +167,8 @@ describe('what is written is read back, and means the same to @msgpack/msgpack',
     const kvpeer = fc.record({
       version: fc.integer({ min: 1, max: 1000 }),
       incarnation,
-      features: fc.subarray(['round_seq', 'ttl_ms', 'scratch_page'] as const),
+      keyBytes: fc.option(fc.integer({ min: 1, max: 64 }), { nil: undefined }),
+      features: fc.subarray(['round_seq', 'ttl_ms', 'packed_keys', 'scratch_page'] as const),
     });
     const fields = fc.record({
       peerId: text,

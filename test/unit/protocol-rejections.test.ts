@@ -189,6 +189,12 @@ describe('an invalid field ends the session, and is named', () => {
     ['connect', { hash_seed: '' }, 'hash_seed must not be empty'],
     ['connect', { config_fingerprint: 7 }, 'config_fingerprint must be text, found an integer'],
     ['connect', { config_fingerprint: ['x'] }, 'config_fingerprint must be text, found an array'],
+    [
+      'lookup',
+      { keys: new Uint8Array(37) },
+      'keys must be a whole number of keys of 36 bytes, found one bin of 37 bytes',
+    ],
+    ['fetch', { keys: new Uint8Array(72), block_indexes: [1] }, 'block_indexes has 1 entries for 2 keys'],
     ['lookup_resp', { hits: [true] }, 'hits has 1 entries for 2 keys'],
     ['lookup_resp', { hits: [true, 1] }, 'hits[1] must be a boolean, found an integer'],
     ['fetch', { block_indexes: [1] }, 'block_indexes has 1 entries for 2 keys'],
@@ -228,6 +234,7 @@ describe('number E: over a limit ends the session, and the limit is named', () =
     ['lookup', { kv_request_id: 'é'.repeat(257) }, /kv_request_id has 514 bytes/],
     ['lookup', { round_seq: 2n ** 53n }, /round_seq must be below 2\^53/],
     ['lookup', { keys: many.map(() => Uint8Array.of(1)) }, /keys has 65537 entries, at most 65536/],
+    ['lookup', { keys: new Uint8Array(65_537 * 36) }, /keys has 65537 entries, at most 65536/],
     ['lookup_resp', { hits: many.map(() => true) }, /hits has 65537 entries/],
     ['fetch', { block_indexes: many }, /block_indexes has 65537 entries/],
     ['connect', { agent_metadata: new Uint8Array(65_537) }, /agent_metadata has 65537 bytes, at most 65536/],
@@ -366,11 +373,21 @@ describe('what is tolerated', () => {
       round_seq: true,
       ttl_ms: false,
       scratch_page: 1,
-      packed_keys: true,
+      partial_credit: true,
     };
     expect(scan(message('connect', { kvpeer }))).toMatchObject({
       kvpeer: { version: 9, features: ['round_seq'] },
     });
+  });
+
+  test('a key length that is none is not known, and the rest of the announcement holds', () => {
+    const incarnation = { id: 'i', pid: 1, start_time: 5, boot_id: 'b' };
+    for (const keyBytes of [0, -1, 36.5, '36', null, [36], 2n ** 60n]) {
+      const kvpeer = { version: 1, incarnation, key_bytes: keyBytes, packed_keys: true };
+      expect(scan(message('connect', { kvpeer }))).toMatchObject({
+        kvpeer: { keyBytes: undefined, features: ['packed_keys'] },
+      });
+    }
   });
 
   test('of a field given twice the last one counts, also when an earlier one was wrong', () => {

@@ -32,10 +32,12 @@ function read(reader: Reader): KvpeerAnnouncement | undefined {
     return true;
   });
   const version = entries?.get('version');
+  const keyBytes = entries?.get('key_bytes');
   if (entries === undefined || incarnation === undefined || !isCount(version, 1)) return undefined;
   return {
     version,
     incarnation,
+    keyBytes: isCount(keyBytes, 1) ? keyBytes : undefined,
     features: FEATURES.filter((feature: Feature) => entries.get(feature) === true),
   };
 }

@@ -26,8 +26,15 @@ export function announcedFeatures({
 
 /** What a node that announces `own` uses with a peer; nothing with a plain one. */
 export function commonFeatures(
-  own: readonly Feature[],
-  announcement: KvpeerAnnouncement | undefined,
+  own: Pick<KvpeerAnnouncement, 'features' | 'keyBytes'>,
+  theirs: KvpeerAnnouncement | undefined,
 ): ReadonlySet<Feature> {
-  return new Set(own.filter((feature) => announcement?.features.includes(feature) === true));
+  return new Set(
+    own.features.filter((feature) => {
+      // One bin does not say where a key ends.
+      if (feature === 'packed_keys' && (own.keyBytes === undefined || theirs?.keyBytes !== own.keyBytes))
+        return false;
+      return theirs?.features.includes(feature) === true;
+    }),
+  );
 }

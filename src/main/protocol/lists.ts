@@ -14,15 +14,45 @@ export interface IndexList {
   readonly overRangeCount: number;
 }
 
-/** Keys that are all bin of the node's length under equal headers: nothing is copied. */
+/** Keys that are all bin of the node's length under equal headers, or one bin: nothing is copied. */
 export function tryKeys(reader: Reader): KeyList | undefined {
   const { payload, limits } = reader;
   const arrayStart = reader.position;
+  const packed = tryPackedKeys(reader);
+  if (packed !== undefined) return packed;
   const count = enterList(reader, 'keys');
   if (count === undefined) return undefined;
   const list = uniformKeys(payload, arrayStart, reader.position, count, limits.keyBytes);
   reader.position = list?.arrayEnd ?? arrayStart;
   return list;
+}
+
+/** One bin in which the keys lie back to back. Cursor unmoved when it is another value, or no whole number of keys. */
+function tryPackedKeys(reader: Reader): KeyList | undefined {
+  const { payload, limits } = reader;
+  const { keyBytes } = limits;
+  const arrayStart = reader.position;
+  const length = reader.enterBin();
+  if (length === undefined) return undefined;
+  if (length % keyBytes !== 0) {
+    reader.position = arrayStart;
+    return undefined;
+  }
+  checkLength(length / keyBytes, 'keys', limits);
+  const first = reader.position;
+  reader.position += length;
+  return {
+    payload,
+    arrayStart,
+    arrayEnd: reader.position,
+    bytes: payload,
+    first,
+    stride: keyBytes,
+    count: length / keyBytes,
+    keyBytes,
+    foreign: undefined,
+    foreignCount: 0,
+  };
 }
 
 function uniformKeys(
@@ -96,6 +126,13 @@ export function readKeys(reader: Reader): KeyList {
   const { payload, limits } = reader;
   const keyBytes = limits.keyBytes;
   const arrayStart = reader.position;
+  const packedBytes = reader.enterBin();
+  if (packedBytes !== undefined) {
+    throw new ScanFault(
+      'invalid_field',
+      `keys must be a whole number of keys of ${keyBytes} bytes, found one bin of ${packedBytes} bytes`,
+    );
+  }
   const count = requireList(reader, 'keys');
   const bytes = Buffer.alloc(count * keyBytes);
   const foreign = new Uint8Array((count + 7) >> 3);

@@ -25,7 +25,8 @@
 // * Field order means nothing; of a field given twice the last one counts; unknown fields are stepped over.
 // * Types are exact: a float is not an integer, nor is a boolean (vLLM accepts `true` as 1, and never sends it).
 // * Integers may have any msgpack width. Strings of known fields are UTF-8, 1 to 512 bytes.
-// * A key is a msgpack bin. One of another length than the node's is a miss, not an error.
+// * A key is a msgpack bin. One of another length than the node's is a miss, not an error. (`packed_keys`: one bin for
+//   all of them.)
 // * Bytes behind the map make the whole payload undecodable.
 // * Extension fields (marked "extension") are sent only to a peer that announced them in `connect`. One that is
 //   malformed counts as absent: the plain protocol works without it, and a later version may give it another form.
@@ -69,6 +70,8 @@ export interface VerbatimKeys {
  *     payload:  ... | dc 04 00 | c4 24 <36 bytes> | c4 24 <36 bytes> | ...
  *                   ^ arrayStart      ^ first            ^ first + stride
  *
+ * Packed (one bin, extension `packed_keys`) there are no headers between the keys, and `stride` is `keyBytes`.
+ *
  * When every key has the node's length and the same header, `bytes` is the message itself and nothing was copied.
  * Otherwise `bytes` is a packed copy (`first` 0, `stride` = `keyBytes`) in which the keys of another length are
  * zeroes and marked in `foreign`: they are misses.
@@ -87,12 +90,21 @@ export interface KeyList extends VerbatimKeys {
 }
 
 /** Abilities beyond the plain protocol that a kvpeer announces, by their key in the `kvpeer` map. */
-export const FEATURES = ['round_seq', 'ttl_ms', 'lookup_seq', 'scratch_page', 'checksums'] as const;
+export const FEATURES = [
+  'round_seq',
+  'ttl_ms',
+  'lookup_seq',
+  'packed_keys',
+  'scratch_page',
+  'checksums',
+] as const;
 
 /**
  * * `round_seq`: `lookup_resp` carries the round it answers, so an old answer cannot mark a newer probe.
  * * `ttl_ms`: `lookup` and `fetch` say how long their answer is wanted.
  * * `lookup_seq`: `lookup` has a number, and its answer repeats that instead of the keys: a tenth of the bytes.
+ * * `packed_keys`: `keys` of `lookup` and `fetch` may be one bin of `count * keyBytes` bytes, keys back to back, instead
+ *   of a list of bins: it says where every key is without a look at any of them. Used between peers with one key length.
  * * `checksums`: `transfer_done` carries a checksum per block of its fetch, so that the consumer can tell damaged ones.
  * * `scratch_page`: a 4096-byte page behind the last block may be written, to wire a connection up before use.
  */
@@ -113,10 +125,15 @@ export interface Incarnation {
   readonly bootId: string;
 }
 
-/** The `kvpeer` map of `connect`: `{ version, incarnation: { id, pid, start_time, boot_id }, FEATURE: true, ... }`. */
+/**
+ * The `kvpeer` map of `connect`:
+ * `{ version, incarnation: { id, pid, start_time, boot_id }, key_bytes, FEATURE: true, ... }`.
+ */
 export interface KvpeerAnnouncement {
   readonly version: number;
   readonly incarnation: Incarnation;
+  /** Length of the sender's keys; undefined where it does not say. */
+  readonly keyBytes?: number | undefined;
   readonly features: readonly Feature[];
 }
 

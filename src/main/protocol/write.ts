@@ -18,9 +18,12 @@ export type ConnectFields = Omit<ConnectMessage, 'type' | 'agentMetadata'> & {
   readonly agentMetadata: Uint8Array;
 };
 
-/** Extension fields of `lookup` and `fetch`, for a peer that announced `ttl_ms`. */
+/** Extensions of `lookup` and `fetch`. */
 export interface DemandExtension {
+  /** For a peer that announced `ttl_ms`. */
   readonly ttlMs?: number | undefined;
+  /** For a peer that announced `packed_keys` and has keys of this length: `keys` is one bin. */
+  readonly isPacked?: boolean;
 }
 
 /** Extension fields of `lookup`. */
@@ -123,7 +126,7 @@ export function writeConnect(fields: ConnectFields): Buffer {
 }
 
 function encodedAnnouncement(announcement: KvpeerAnnouncement): Buffer {
-  const { version, incarnation, features } = announcement;
+  const { version, incarnation, keyBytes, features } = announcement;
   const scalar = (key: string, value: number | string): Buffer => {
     const isNumber = typeof value === 'number';
     const writer = new Writer(textBytes(key) + (isNumber ? intBytes(value) : textBytes(value)));
@@ -134,7 +137,7 @@ function encodedAnnouncement(announcement: KvpeerAnnouncement): Buffer {
   };
   const flag = (feature: Feature): Buffer => Buffer.concat([encodedText(feature), Buffer.of(HIT)]);
   return Buffer.concat([
-    Buffer.of(0x80 | (2 + features.length)),
+    Buffer.of(0x80 | (2 + (keyBytes === undefined ? 0 : 1) + features.length)),
     scalar('version', version),
     encodedText('incarnation'),
     Buffer.of(0x84),
@@ -142,6 +145,7 @@ function encodedAnnouncement(announcement: KvpeerAnnouncement): Buffer {
     scalar('pid', incarnation.pid),
     scalar('start_time', incarnation.startTime),
     scalar('boot_id', incarnation.bootId),
+    ...(keyBytes === undefined ? [] : [scalar('key_bytes', keyBytes)]),
     ...features.map(flag),
   ]);
 }
@@ -173,12 +177,12 @@ export function writeLookup(
   roundSeq: number,
   extension: LookupExtension = {},
 ): Buffer {
-  const { ttlMs, lookupSeq } = extension;
+  const { ttlMs, lookupSeq, isPacked = false } = extension;
   const count = keys.length / keyBytes;
   const size =
     headBytes(TYPE.lookup, kvRequestId) +
     NAME.keys.length +
-    keyListBytes(count, keyBytes) +
+    keyListBytes(count, keyBytes, isPacked) +
     numberBytes(NAME.roundSeq, roundSeq) +
     numberBytes(NAME.ttlMs, ttlMs) +
     numberBytes(NAME.lookupSeq, lookupSeq);
@@ -186,7 +190,7 @@ export function writeLookup(
   writer.mapHead(4 + (ttlMs === undefined ? 0 : 1) + (lookupSeq === undefined ? 0 : 1));
   writeHead(writer, TYPE.lookup, kvRequestId);
   writer.raw(NAME.keys);
-  writeKeyList(writer, keys, count, keyBytes);
+  writeKeyList(writer, keys, count, keyBytes, isPacked);
   writeNumber(writer, NAME.roundSeq, roundSeq);
   writeNumber(writer, NAME.ttlMs, ttlMs);
   writeNumber(writer, NAME.lookupSeq, lookupSeq);
@@ -255,14 +259,14 @@ export function writeFetch(
   roundSeq: number,
   extension: DemandExtension = {},
 ): Buffer {
-  const { ttlMs } = extension;
+  const { ttlMs, isPacked = false } = extension;
   const count = blockIndexes.length;
   let indexBytes = listHeadBytes(count);
   for (const index of blockIndexes) indexBytes += intBytes(index);
   const size =
     headBytes(TYPE.fetch, kvRequestId) +
     NAME.keys.length +
-    keyListBytes(count, keyBytes) +
+    keyListBytes(count, keyBytes, isPacked) +
     NAME.blockIndexes.length +
     indexBytes +
     numberBytes(NAME.roundSeq, roundSeq) +
@@ -271,7 +275,7 @@ export function writeFetch(
   writer.mapHead(ttlMs === undefined ? 5 : 6);
   writeHead(writer, TYPE.fetch, kvRequestId);
   writer.raw(NAME.keys);
-  writeKeyList(writer, keys, count, keyBytes);
+  writeKeyList(writer, keys, count, keyBytes, isPacked);
   writer.raw(NAME.blockIndexes);
   writer.listHead(count);
   for (const index of blockIndexes) writer.int(index);
@@ -348,14 +352,25 @@ function writeNumber(writer: Writer, field: Buffer, value: number | undefined): 
   writer.int(value);
 }
 
-function keyListBytes(count: number, keyBytes: number): number {
+function keyListBytes(count: number, keyBytes: number, isPacked: boolean): number {
+  if (isPacked) return binBytes(count * keyBytes);
   return listHeadBytes(count) + count * binBytes(keyBytes);
 }
 
-function writeKeyList(writer: Writer, keys: Uint8Array, count: number, keyBytes: number): void {
+function writeKeyList(
+  writer: Writer,
+  keys: Uint8Array,
+  count: number,
+  keyBytes: number,
+  isPacked: boolean,
+): void {
   if (!Number.isInteger(count) || keys.length !== count * keyBytes || keyBytes > 255) {
     throw new RangeError(`${keys.length} bytes are not ${count} keys of ${keyBytes} bytes`);
   }
-  writer.listHead(count);
-  writer.keys(keys, count, keyBytes);
+  if (isPacked) {
+    writer.bin(keys);
+  } else {
+    writer.listHead(count);
+    writer.keys(keys, count, keyBytes);
+  }
 }

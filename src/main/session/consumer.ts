@@ -160,6 +160,7 @@ export class Consumer implements ConsumerRole {
     const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, {
       ttlMs: remote?.isKvpeer === true ? times.lookupMs : undefined,
       lookupSeq: remote?.features.has('lookup_seq') === true ? seq : undefined,
+      isPacked: remote?.features.has('packed_keys') === true,
     });
     state.isProbed = true;
     this.#context.send(frame);
@@ -228,8 +229,11 @@ export class Consumer implements ConsumerRole {
     const { round } = state;
     state.starting.delete(load);
     state.fetched.set(round, load);
-    const ttl = this.#context.remote()?.isKvpeer === true ? { ttlMs: Math.ceil(load.budgetMs) } : {};
-    const frame = writeFetch(state.id, keys, this.#context.shards.keyBytes, indexes, round, ttl);
+    const remote = this.#context.remote();
+    const frame = writeFetch(state.id, keys, this.#context.shards.keyBytes, indexes, round, {
+      ttlMs: remote?.isKvpeer === true ? Math.ceil(load.budgetMs) : undefined,
+      isPacked: remote?.features.has('packed_keys') === true,
+    });
     this.#context.send(frame);
     this.#nextRound(state);
     this.#askAgain(state);

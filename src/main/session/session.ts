@@ -2,7 +2,7 @@
 
 import type { DealerHandle, DownCause } from '../control/transport.js';
 import { commonFeatures } from '../protocol/features.js';
-import type { ConnectMessage, Feature, IncomingMessage } from '../protocol/messages.js';
+import type { ConnectMessage, IncomingMessage, KvpeerAnnouncement } from '../protocol/messages.js';
 import { writeNumberedAnswer, type NumberedAnswer } from '../protocol/write.js';
 import type { DataPeer, SlotSet } from '../shards/shard-client.js';
 import { dropMessage } from '../protocol/message-memory.js';
@@ -29,7 +29,7 @@ export interface SessionEnvironment {
   readonly identity: LocalIdentity;
   readonly times: SessionTimes;
   /** Extensions that this node announces. */
-  readonly features: readonly Feature[];
+  readonly announced: Pick<KvpeerAnnouncement, 'features' | 'keyBytes'>;
   now(): number;
   openDealer(address: string, onDown: (cause: DownCause) => void): DealerHandle;
   connectFrame(): Buffer;
@@ -358,7 +358,7 @@ export class Session {
       if (ok) {
         this.#remote = {
           isKvpeer: connect.kvpeer !== undefined,
-          features: commonFeatures(this.#env.features, connect.kvpeer),
+          features: commonFeatures(this.#env.announced, connect.kvpeer),
           numBlocks: connect.numBlocks,
           dataPeer,
         };

@@ -9,5 +9,7 @@ export default defineConfig({
     maxWorkers: 2,
     testTimeout: 60_000,
     hookTimeout: 60_000,
+    // A poll waits for an event; vitest's own limit of a second is one that a busy machine exceeds.
+    expect: { poll: { timeout: 30_000, interval: 20 } },
   },
 });

@@ -1,8 +1,9 @@
 // The model of llm-d's router for KV events (../shared/conformance/kvevents) as a program, where it is there.
 
-import { spawnSync } from 'node:child_process';
+import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join, resolve } from 'node:path';
+import { promisify } from 'node:util';
 
 import { packageRoot } from '../../src/shared/nixl-dir.js';
 
@@ -21,17 +22,17 @@ export const CHECK_EVENTS = existsSync(join(folder, 'check_events.py'))
  * A Python with pyzmq: that of the vLLM tests, or a small environment below `.cache`, made at the first call (pip's
  * registry, some seconds).
  */
-export function kvEventsPython(): string {
+export async function kvEventsPython(): Promise<string> {
   const { KVPEER_CONFORMANCE_PYTHON: prepared } = process.env;
   if (prepared !== undefined && prepared !== '') return prepared;
-  const { status, stdout, stderr } = spawnSync(
-    'bash',
-    [join(folder, 'setup.sh'), join(packageRoot, '.cache/kvevents-conformance')],
-    { encoding: 'utf8' },
-  );
-  const python = stdout.trimEnd().split('\n').at(-1) ?? '';
-  if (status === 0 && existsSync(python)) return python;
-  throw new Error(
-    `no Python with pyzmq for check_events.py: ${stderr.trim()}; install Python 3 with venv, or name one in PYTHON`,
-  );
+  const script = [join(folder, 'setup.sh'), join(packageRoot, '.cache/kvevents-conformance')];
+  try {
+    const { stdout } = await promisify(execFile)('bash', script);
+    return stdout.trimEnd().split('\n').at(-1) ?? '';
+  } catch (cause) {
+    throw new Error(
+      'no Python with pyzmq for check_events.py; install Python 3 with venv, or name one in PYTHON',
+      { cause },
+    );
+  }
 }

@@ -25,7 +25,8 @@ export async function startTestShards(
       shards: 2,
       dataPlane: 'none',
       host: '127.0.0.1',
-      queueMs: 1000,
+      // A replacement of a worker takes seconds on a busy machine; what waits for it is not to end meanwhile.
+      queueMs: 60_000,
       ...rest,
     },
     { info: note, warn: note, error: note, fatal: note },

@@ -5,7 +5,7 @@ import { readdirSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { Router } from 'zeromq';
 import { afterEach, describe, expect, test } from 'vitest';
-import { ControlBench, text, until } from './support/control.js';
+import { ControlBench, QUICK, text, until } from './support/control.js';
 
 const bench = new ControlBench();
 const children: ChildProcess[] = [];
@@ -110,7 +110,7 @@ test('number 18, many-identities-exhaust-sockets: 400 identities open no socket 
   expect(node.transport.socketCount).toBe(1);
   const before = descriptors();
   await until(() => node.gone.length === 400, 'the end of all connections');
-  expect(descriptors()).toBeLessThanOrEqual(before);
+  await until(() => descriptors() <= before, 'the descriptors to go');
   expect(node.rejected).toEqual([]);
 });
 
@@ -157,36 +157,36 @@ test('a connection that was taken over, goes on sending and is then reset does n
 
 describe('silence', () => {
   test('number 13: a frozen remote is noticed by our DEALER', async () => {
-    const node = await bench.bound();
+    const node = await bench.bound(QUICK);
     const remote = await child(
       `const r = new Router(); await r.bind('tcp://127.0.0.1:0'); console.log(r.lastEndpoint); for await (const f of r);`,
     );
     const { handle, downs } = bench.dealer(node, remote.said.replace('tcp://', ''));
     handle.send(Buffer.from('connect'));
     await until(() => handle.isConnected, 'the handshake');
-    // Heartbeats are answered: three times the time-out passes in peace.
-    await new Promise((resolve) => setTimeout(resolve, 1_200));
+    // Heartbeats are answered: more than the time-out passes in peace.
+    await new Promise((resolve) => setTimeout(resolve, 2_000));
     expect(downs).toEqual([]);
     remote.process.kill('SIGSTOP');
-    await until(() => downs.length === 1, 'the news', 3_000);
+    await until(() => downs.length === 1, 'the news');
     expect(downs).toEqual(['disconnected']);
   });
 
   test('a frozen remote is noticed by our ROUTER, by the time-to-live of its own heartbeats', async () => {
     const node = await bench.bound();
     const remote = await child(
-      `globalThis.d = new Dealer({ routingId: '127.0.0.1:7106', heartbeatInterval: 100, heartbeatTimeout: 400, heartbeatTimeToLive: 400 });
+      `globalThis.d = new Dealer({ routingId: '127.0.0.1:7106', heartbeatInterval: 250, heartbeatTimeout: 1500, heartbeatTimeToLive: 1500 });
        d.connect('tcp://${node.transport.localAddress}'); await d.send('connect'); console.log('sent'); setInterval(() => 0, 1000);`,
     );
     await until(() => node.messages.length === 1, 'the frame');
-    await new Promise((resolve) => setTimeout(resolve, 1_000));
+    await new Promise((resolve) => setTimeout(resolve, 2_000));
     expect(node.gone).toEqual([]);
     remote.process.kill('SIGSTOP');
-    await until(() => node.gone.length === 1, 'the news', 3_000);
+    await until(() => node.gone.length === 1, 'the news');
     expect(node.gone).toEqual(['127.0.0.1:7106']);
   });
 
-  test('a killed remote is noticed at once', async () => {
+  test('a killed remote is noticed without heartbeats', async () => {
     const node = await bench.bound();
     const remote = await child(
       `globalThis.d = new Dealer({ routingId: '127.0.0.1:7107' });
@@ -194,7 +194,7 @@ describe('silence', () => {
     );
     await until(() => node.messages.length === 1, 'the frame');
     remote.process.kill('SIGKILL');
-    await until(() => node.gone.length === 1, 'the news', 1_000);
+    await until(() => node.gone.length === 1, 'the news');
   });
 });
 
@@ -216,7 +216,7 @@ test('a closed transport leaves no handle that keeps a process alive', async () 
   for (let i = 0; i < 20; i++) await dialSendClose();
   expect([a.transport.socketCount, b.transport.socketCount]).toEqual([1, 1]);
   await until(() => readdirSync('/proc/self/fd').length <= descriptors, 'the descriptors to go');
-  expect(process.getActiveResourcesInfo().length).toBeLessThanOrEqual(resources);
+  await until(() => process.getActiveResourcesInfo().length <= resources, 'the resources to go');
 });
 
 test("500 peers are dialled at the same time: libzmq's default of 1,023 sockets would end at 340", async () => {

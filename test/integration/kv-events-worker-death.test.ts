@@ -28,7 +28,7 @@ afterEach(async () => {
 });
 
 it('a router knows exactly what is READY after each death of a worker in the middle of stores and evictions', async () => {
-  const node = await startTestShards({ blocks: 600, marksResidency: true, queueMs: 20_000 });
+  const node = await startTestShards({ blocks: 600, marksResidency: true });
   shards = node;
   if (node.residencyMarks === undefined) throw new Error('no marks');
   const table = new SlotTable(node.memory.control, node.memory.layout);

@@ -128,8 +128,13 @@ test('a consumer that recycles its receive agent gets nothing more of a writer t
   const consumer = await start(BLOCKS);
   await consumer.poison(0, BLOCKS);
   await writer.addPeer(1, consumer.address);
+  await writer.serve(0, 1, [0], [0]);
+  await writer.serveEnd(0);
+  // While the consumer stands still the write cannot end, so the writer is in the middle of it when it is stopped.
+  consumer.freeze();
   await writer.serve(1, 1, inOrder(BLOCKS), inOrder(BLOCKS));
   writer.freeze();
+  consumer.resume();
   const address = await consumer.run({ kind: 'recycleReceiveAgent' });
   expect(address).toMatchObject({ numBlocks: BLOCKS });
   await consumer.poison(0, BLOCKS);

@@ -226,13 +226,12 @@ test('small pools evict and stay correct: every pulled byte verified, nothing pi
   await atRest(a, b);
 });
 
-test('blocks of other bytes per block are refused on both sides within a second', async () => {
-  const [a, b] = [await startPeer(), await startPeer({ blockBytes: 8192 })];
+test('blocks of other bytes per block are refused on both sides, and no lookup waits for its time', async () => {
+  const hour = { lookupMs: 3_600_000 };
+  const [a, b] = [await startPeer(hour), await startPeer({ ...hour, blockBytes: 8192 })];
   await a.content.storeFilled(testKeys(0, 5));
   const request = b.open({ remote_kv_source: named(a, 'mismatch') });
-  const startedMs = performance.now();
   const hits = await request.lookup(testKeys(0, 5));
-  expect(performance.now() - startedMs).toBeLessThan(1000);
   expect(hits.hitCount).toBe(0);
   request.finish();
   for (const peer of [a, b]) {

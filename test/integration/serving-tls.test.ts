@@ -2,6 +2,7 @@
 
 import { X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
 import { mkdtemp, rename, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
@@ -10,7 +11,7 @@ import { join } from 'node:path';
 import { connect, type ConnectionOptions, type TLSSocket } from 'node:tls';
 
 import { generate } from 'selfsigned';
-import { afterEach, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 
 import { openServingTls, type ServingTls, type ServingTlsOptions } from '../../src/main/sidecar/tls.js';
 import { LogLines } from '../helpers/log-lines.js';
@@ -52,9 +53,10 @@ afterEach(async () => {
   await rm(directory, { recursive: true });
 });
 
-async function write({ cert, key }: Pair): Promise<void> {
-  await writeFile(join(directory, 'tls.crt'), cert);
-  await writeFile(join(directory, 'tls.key'), key);
+/** At once: the files are judged when there was no event for a moment, and that may be between two writes. */
+function write({ cert, key }: Pair): void {
+  writeFileSync(join(directory, 'tls.crt'), cert);
+  writeFileSync(join(directory, 'tls.key'), key);
 }
 
 async function serve(options: Partial<ServingTlsOptions> = {}): Promise<ServingTls> {
@@ -82,22 +84,17 @@ async function fingerprint(): Promise<string> {
 }
 
 async function served(pair: Pair): Promise<void> {
-  await vi.waitFor(
-    async () => {
-      expect(await fingerprint()).toBe(pair.fingerprint);
-    },
-    { timeout: 20_000, interval: 20 },
-  );
+  await expect.poll(fingerprint).toBe(pair.fingerprint);
 }
 
 describe('a pair of files', () => {
   test('is served, and its successor too, while connections that are open go on', async () => {
-    await write(pairs[0]);
+    write(pairs[0]);
     const material = await serve();
     expect(material.isSelfSigned).toBe(false);
     const early = await dial();
     expect(early.getPeerX509Certificate()?.fingerprint256).toBe(pairs[0].fingerprint);
-    await write(pairs[1]);
+    write(pairs[1]);
     await served(pairs[1]);
     early.write('GET / HTTP/1.1\r\nhost: h\r\n\r\n');
     const [answer] = (await once(early, 'data')) as [Buffer];
@@ -107,7 +104,7 @@ describe('a pair of files', () => {
   });
 
   test('is served in the new form after both files were renamed into place', async () => {
-    await write(pairs[0]);
+    write(pairs[0]);
     await serve();
     for (const [file, content] of [
       ['tls.crt', pairs[1].cert],
@@ -120,12 +117,12 @@ describe('a pair of files', () => {
   });
 
   test('of which only one was replaced is refused, and the last good pair stays', async () => {
-    await write(pairs[0]);
+    write(pairs[0]);
     await serve();
-    await writeFile(join(directory, 'tls.crt'), pairs[1].cert);
-    await vi.waitUntil(() => log.messages('error').length === 1, { timeout: 20_000 });
+    writeFileSync(join(directory, 'tls.crt'), pairs[1].cert);
+    await expect.poll(() => log.messages('error').length).toBe(1);
     expect(await fingerprint()).toBe(pairs[0].fingerprint);
-    await writeFile(join(directory, 'tls.key'), pairs[1].key);
+    writeFileSync(join(directory, 'tls.key'), pairs[1].key);
     await served(pairs[1]);
   });
 
@@ -134,7 +131,7 @@ describe('a pair of files', () => {
       code: 'KVPEER_INVALID_OPTION',
       message: expect.stringContaining('/nonexistent/tls.crt') as unknown,
     });
-    await write({ ...pairs[0], key: pairs[1].key });
+    write({ ...pairs[0], key: pairs[1].key });
     await expect(openServingTls({ certPath: directory }, log.logger)).rejects.toThrow(/no usable pair/);
   });
 });
@@ -154,7 +151,9 @@ test('without a path a self-signed RSA-4096 certificate of ten years is served, 
 });
 
 describe('versions and suites', () => {
-  beforeEach(() => write(pairs[0]));
+  beforeEach(() => {
+    write(pairs[0]);
+  });
 
   test('TLS 1.2 and 1.3 are spoken, older versions are not', async () => {
     await serve();

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { buffer } from 'node:stream/consumers';
 import { connect as connectTls } from 'node:tls';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { request } from 'undici';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
@@ -169,14 +169,17 @@ describe('a client that ends its side after its request', () => {
   });
 
   it('cancels the leg when it ends inside its body', async () => {
-    const legs: Socket[] = [];
-    const server = await rawServer((socket) => legs.push(socket));
+    let began: (leg: Socket) => void;
+    const leg = new Promise<Socket>((resolve) => (began = resolve));
+    const server = await rawServer((socket) => {
+      began(socket);
+    });
     await restart({ modelServerPort: server.port });
     const socket = await opened(sidecar.port);
     socket.write('POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\nshort');
-    await vi.waitUntil(() => legs.length === 1);
-    await once(legs[0], 'data');
-    const closed = once(legs[0], 'close');
+    const begun = await leg;
+    await once(begun, 'data');
+    const closed = once(begun, 'close');
     socket.end();
     await closed;
     await server.close();

@@ -6,7 +6,7 @@ import type { ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { buffer } from 'node:stream/consumers';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { request } from 'undici';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { ModelServer } from './support/model-server.js';
@@ -96,7 +96,7 @@ describe('a client that reads a byte at a time', () => {
       client.on('data', (piece: Buffer) => {
         received += piece.length;
       });
-      await vi.waitUntil(() => received >= TOTAL_BYTES, { timeout: 30_000 });
+      await expect.poll(() => received).toBeGreaterThanOrEqual(TOTAL_BYTES);
       client.destroy();
     },
   );
@@ -161,7 +161,7 @@ describe('a model server that reads slowly', () => {
       received += part.length;
     });
     upload?.resume();
-    await vi.waitUntil(() => received > TOTAL_BYTES, { timeout: 30_000 });
+    await expect.poll(() => received).toBeGreaterThan(TOTAL_BYTES);
     client.destroy();
     await server.close();
   });

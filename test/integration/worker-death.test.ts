@@ -31,7 +31,6 @@ async function start(blocks: number): Promise<StartedShards> {
   shards = await startTestShards({
     blocks,
     log,
-    queueMs: 20_000,
     workerFile,
     fault: fault.buffer,
     resourceLimits: { maxOldGenerationSizeMb: 32 },

@@ -12,11 +12,13 @@ import type {
 import { dropMessage } from '../../../src/main/protocol/message-memory.js';
 import { createControlTransport } from '../../../src/main/control/zeromq-transport.js';
 
-/** Short times, so that a silent remote is noticed within a test. */
-export const FAST = { heartbeatMs: 100, heartbeatTimeoutMs: 400, lingerMs: 100 } as const;
+/** No connection ends because a busy machine keeps its heartbeats waiting. */
+export const PATIENT = { heartbeatMs: 2_000, heartbeatTimeoutMs: 60_000, lingerMs: 100 } as const;
+/** A silent remote is noticed within a test. */
+export const QUICK = { heartbeatMs: 250, heartbeatTimeoutMs: 1_500 } as const;
 
 /** Waits until the condition holds; looks again at every turn of the event loop. */
-export async function until(condition: () => boolean, what: string, timeoutMs = 10_000): Promise<void> {
+export async function until(condition: () => boolean, what: string, timeoutMs = 30_000): Promise<void> {
   const deadline = performance.now() + timeoutMs;
   while (!condition()) {
     if (performance.now() > deadline) throw new Error(`waited ${timeoutMs} ms for ${what}`);
@@ -55,7 +57,7 @@ export class ControlBench {
       rejected: [],
       onMessage: () => undefined,
       transport: createControlTransport(
-        { bindHost: '127.0.0.1', bindPort: 0, ...FAST, ...settings },
+        { bindHost: '127.0.0.1', bindPort: 0, ...PATIENT, ...settings },
         {
           onMessage: (from, payload) => {
             recorded.messages.push({ from, payload });

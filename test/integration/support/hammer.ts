@@ -22,11 +22,15 @@ export interface HammerTask {
   readonly role: 'pinner' | 'owner' | 'echo';
   readonly options: SharedPoolOptions;
   readonly memory: SharedMemory;
-  /** Pinners: match calls. */
+  /** Pinners: match calls, or more: see atLeast. */
   readonly calls: number;
   /** Keys are 0 .. keyCount - 1. */
   readonly keyCount: number;
   readonly waker: number;
+  /** One word: how often the owner has re-used a slot. */
+  readonly reused: Int32Array<SharedArrayBuffer>;
+  /** Pinners go on until there were so many hits, misses and re-uses, however late the other threads got a core. */
+  readonly atLeast: number;
 }
 
 export interface PinnerResult {
@@ -53,7 +57,8 @@ function pin(task: HammerTask): PinnerResult {
     return { keys, extent: pool.extent({ keys, flags: ExtentFlag.Pin }) };
   });
   let [hits, misses, wrong] = [0, 0, 0];
-  for (let call = 0; call < task.calls; call++) {
+  const isEnough = (): boolean => Math.min(hits, misses, Atomics.load(task.reused, 0)) >= task.atLeast;
+  for (let call = 0; call < task.calls || !isEnough(); call++) {
     const { keys, extent } = lists[call % LISTS];
     pool.match(extent);
     for (let position = 0; position < KEYS_PER_CALL; position++) {
@@ -99,6 +104,7 @@ function own(task: HammerTask): OwnerResult {
     Atomics.store(words, at, packState(Phase.Ready, generation, 0, 0));
     keyIn[slot] = key;
     reused += 1;
+    Atomics.store(task.reused, 0, reused);
   }
   return { reused };
 }

@@ -30,6 +30,7 @@ export type {
   Connection,
   Hits,
   Load,
+  LoadRequest,
   OpenOptions,
   PackedKeys,
   PeerApi,

@@ -66,13 +66,27 @@ export type Connection =
   /** Why there is no session: `refused`, `handshake-timeout`, `mismatch` and the like; the log has the details. */
   | { readonly isReady: false; readonly reason: string };
 
+export interface LoadRequest {
+  /** Overwrite the slots before the blocks come (replay does, to see that all bytes were written). */
+  readonly poison?: boolean;
+  /**
+   * `held`: there was no lookup, and there is reason to expect that a source holds the blocks (a router said so). They are
+   * fetched at once, in one round trip, from a source that can answer that; another one is asked first. What a source
+   * does not hold is a miss. Slots are reserved for all the keys, so this is not for guesses that mostly fail. Without
+   * it, blocks come only from sources that a lookup of this request has found them at.
+   */
+  readonly expect?: 'held';
+  /** Blocks are on their way: their slots are reserved, the first fetch has been sent. */
+  readonly onStarted?: () => void;
+}
+
 /** One engine request. Not safe for concurrent load() of the same keys; lookups and loads of different keys may overlap. */
 export interface PeerRequest {
   /** The consumer id (remote_prefiller or remote_kv_source), allocated when it was absent. */
   readonly kvRequestId: string | undefined;
   lookup(keys: PackedKeys): Promise<Hits>;
   /** Pulls what the caller names; what fails is a miss (slot -1), never an error. */
-  load(keys: PackedKeys, options?: { readonly poison?: boolean }): Promise<Load>;
+  load(keys: PackedKeys, options?: LoadRequest): Promise<Load>;
   /** Blocks back to back, `count * blockBytes` bytes; held for the remote decoder when opened with `remote_decoder`. */
   store(keys: PackedKeys, blocks: Uint8Array): Promise<StoreResult>;
   reserve(keys: PackedKeys): Promise<Reservation>;

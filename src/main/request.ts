@@ -7,7 +7,15 @@ import { hitsOf, RemoteHits } from './hits.js';
 import type { IdentifiedParams } from './params/index.js';
 import { formatHostPort } from './params/index.js';
 import type { HashFilter } from './params/hash-filter.js';
-import type { Hits, Load, PackedKeys, PeerRequest, Reservation, StoreResult } from './peer-api.js';
+import type {
+  Hits,
+  Load,
+  LoadRequest,
+  PackedKeys,
+  PeerRequest,
+  Reservation,
+  StoreResult,
+} from './peer-api.js';
 import { HIT, MISS } from './protocol/messages.js';
 import type {
   DecoderRequests,
@@ -150,7 +158,7 @@ export class Request implements PeerRequest {
     });
   }
 
-  async load(keys: PackedKeys, options: { readonly poison?: boolean } = {}): Promise<Load> {
+  async load(keys: PackedKeys, options: LoadRequest = {}): Promise<Load> {
     this.#assertOpen('load');
     const { blocks, shards } = this.#host;
     const owned = keys.slice();
@@ -161,14 +169,14 @@ export class Request implements PeerRequest {
     const isOpen = new Uint8Array(span.count).fill(1);
     for (const source of this.#sources) {
       if (this.#isFinished) break;
-      const isRemote = this.#expectsAll ? new Uint8Array(span.count).fill(1) : source.hits.select(owned);
-      const { subset, positions } = subsetOf(
-        span,
-        shards.keyBytes,
-        (i) => isRemote[i] === 1 && isOpen[i] === 1,
-      );
+      const ifHeld =
+        options.expect === 'held' && !this.#expectsAll && (await this.#findOut(source, span, isOpen));
+      const isRemote = this.#expectsAll || ifHeld ? undefined : source.hits.select(owned);
+      const isExpected = (i: number): boolean =>
+        isRemote === undefined ? mayBeAt(source, span, i, shards.keyBytes) : isRemote[i] === 1;
+      const { subset, positions } = subsetOf(span, shards.keyBytes, (i) => isOpen[i] === 1 && isExpected(i));
       if (positions.length === 0) continue;
-      const result = await this.#loadFrom(source, subset, options.poison === true);
+      const result = await this.#loadFrom(source, subset, ifHeld, options);
       if (!result) continue;
       pins.push(...result.pins);
       pulledCount += result.pulledCount;
@@ -188,7 +196,27 @@ export class Request implements PeerRequest {
     return blocks.asLoad(blocks.pinned(span.count, pins, slots), pulledCount);
   }
 
-  async #loadFrom(source: Source, keys: KeySpan, isPoisoned: boolean): Promise<LoadResult | undefined> {
+  /**
+   * Before a load without a lookup: true when the source can be told to write what it holds; otherwise it is asked now.
+   * (Its abilities are not known before the handshake is over: a lookup waits for that by itself.)
+   */
+  async #findOut(source: Source, span: KeySpan, isOpen: Uint8Array): Promise<boolean> {
+    const session = await this.#sessionOf(source);
+    if (typeof session === 'string') return true;
+    if (session.remote?.features.has('speculative_fetch') === true) return true;
+    const { keyBytes } = this.#host.shards;
+    const { subset } = subsetOf(span, keyBytes, (i) => isOpen[i] === 1 && mayBeAt(source, span, i, keyBytes));
+    const answer = subset.count === 0 ? undefined : await this.#lookupAt(source, subset);
+    if (answer) source.hits.add(subset.bytes, answer.statuses);
+    return false;
+  }
+
+  async #loadFrom(
+    source: Source,
+    keys: KeySpan,
+    ifHeld: boolean,
+    { poison = false, onStarted }: LoadRequest,
+  ): Promise<LoadResult | undefined> {
     const asked = source.session;
     const session = await this.#sessionOf(source);
     if (typeof session === 'string') {
@@ -207,7 +235,8 @@ export class Request implements PeerRequest {
       shards.poison(set, proceed);
     };
     return new Promise((resolve) => {
-      session.consumer.load(source.kvRequestId, keys, isPoisoned ? { beforeFetch } : {}, resolve);
+      const options = { ifHeld, onFetch: onStarted, ...(poison ? { beforeFetch } : {}) };
+      session.consumer.load(source.kvRequestId, keys, options, resolve);
     });
   }
 
@@ -286,14 +315,21 @@ function subsetOf(
   return { subset: { bytes, first: 0, stride: keyBytes, count }, positions: positions.subarray(0, count) };
 }
 
+/** Whether a key passes the source's filter. */
+function mayBeAt({ filter }: Pick<Source, 'filter'>, span: KeySpan, i: number, keyBytes: number): boolean {
+  return filter?.has(span.bytes, span.first + i * span.stride, keyBytes) ?? true;
+}
+
 function missesOf(
   span: KeySpan,
   statuses: Uint8Array,
   keyBytes: number,
   filter: HashFilter | undefined,
 ): { missing: KeySpan; positions: Int32Array } {
-  const mayBeThere = (i: number): boolean =>
-    filter?.has(span.bytes, span.first + i * span.stride, keyBytes) ?? true;
-  const { subset, positions } = subsetOf(span, keyBytes, (i) => statuses[i] === MISS && mayBeThere(i));
+  const { subset, positions } = subsetOf(
+    span,
+    keyBytes,
+    (i) => statuses[i] === MISS && mayBeAt({ filter }, span, i, keyBytes),
+  );
   return { missing: subset, positions };
 }

@@ -61,7 +61,7 @@ export type Opcode = (typeof Opcode)[keyof typeof Opcode];
 /** How an operation ended. */
 export const Outcome = {
   Ok: 0,
-  /** Serve: a key is not in the leases named by the extent; nothing was written. */
+  /** Serve: a key is not in the leases named by the extent; nothing was written (without PARTIAL). */
   NotInLease: 1,
   /** Match or Serve: a destination index is >= the peer's num_blocks, or given twice, or a key is given twice. */
   BadDestination: 2,
@@ -102,7 +102,7 @@ export const PositionStatus = {
   Quarantined: 4,
   /** Set by main before the submission: leave this position alone (a key of a foreign length, or not wanted). Reads as a miss. */
   Skip: 5,
-  /** VerifyChecksum: the bytes do not fit; otherwise as Reserved. */
+  /** VerifyChecksum: the bytes do not fit; or main knows that they never came. Otherwise as Reserved. */
   Damaged: 6,
   /** READY, found by a match without PIN. */
   Found: 7,
@@ -128,6 +128,8 @@ export const ExtentFlag = {
    * and KEYS_OFFSET counts from its start.
    */
   KeysInMessage: 64,
+  /** Serve by lease: keys that are not in the leases are misses, the others are written. */
+  Partial: 128,
 } as const;
 
 /**

@@ -209,9 +209,12 @@ export class ShardOperations implements MoverEvents {
       this.finish(op.opcode, op.opNumber, op.extent, Outcome.NoDataPlane, 0, 0, 0);
       return;
     }
-    if ((memory.header(op.extent, ExtentWord.Flags) & ExtentFlag.ByLease) !== 0) {
+    const flags = memory.header(op.extent, ExtentWord.Flags);
+    if ((flags & ExtentFlag.ByLease) !== 0) {
       const resolved = native.resolve(control, op.extent);
-      if (resolved !== Outcome.Ok) {
+      // (What is not leased is a miss by its status: the mover leaves it out.)
+      const isPartial = resolved === Outcome.NotInLease && (flags & ExtentFlag.Partial) !== 0;
+      if (resolved !== Outcome.Ok && !isPartial) {
         const isKnown = resolved === Outcome.NotInLease || resolved === Outcome.BadDestination;
         const outcome = isKnown ? resolved : Outcome.Fault;
         this.finish(op.opcode, op.opNumber, op.extent, outcome, 0, 0, 0);

@@ -140,19 +140,6 @@ test('prefill and decode: the blocks are stored and the prefill is over before t
   await atRest(prefiller, decoder);
 });
 
-test('prefill and decode: a prefill that ends with fewer blocks fails the demand at once', async () => {
-  const [prefiller, decoder] = [await startPeer({ unclaimedStoreMs: 300 }), await startPeer()];
-  const prefill = prefiller.open({ remote_decoder: { kv_request_id: 'pd-3' } });
-  const decode = decoder.open({ remote_prefiller: named(prefiller, 'pd-3') });
-  const pulling = pull(decoder, decode, 0, 20);
-  await prefill.storeFilled(testKeys(0, 10));
-  prefill.finish();
-  const result = await pulling;
-  expect(result.present).toBe(0);
-  decode.finish();
-  await atRest(prefiller, decoder);
-});
-
 test('stored blocks that nobody fetches are released after unclaimedStoreMs', async () => {
   const peer = await startPeer({ unclaimedStoreMs: 100 });
   const prefill = peer.open({ remote_decoder: { kv_request_id: 'nobody' } });

@@ -1,8 +1,9 @@
 // Serves through the whole lower half: two nodes with pools, workers and NIXL agents of their own, in one process.
 
 import { afterEach, describe, expect, it } from 'vitest';
+import { positionsOf } from '../../src/shared/bitmap.js';
 import { Outcome, PositionStatus } from '../../src/shared/operations.js';
-import type { DataPeer, SlotSet } from '../../src/main/shards/shard-client.js';
+import type { DataPeer, ServeResult, SlotSet } from '../../src/main/shards/shard-client.js';
 import type { StartedShards } from '../../src/main/shards/start.js';
 import {
   type Ended,
@@ -119,6 +120,62 @@ describe('a serve', () => {
     expect(await verified(consumer, target)).toBe(0);
     producer.client.release(resolved);
     consumer.client.release(target);
+  });
+
+  it('writes the leased keys of a partial fetch, says which, and leaves the other places alone', async () => {
+    const { producer, consumer, peer } = await pair(256);
+    await store(producer, range(0, 40));
+    const lease = await okSet((done) => {
+      producer.client.match(keysOf(range(10, 20)), {}, done);
+    });
+    const asked = range(5, 20);
+    const target = await destinations(consumer, asked);
+    const result = await ok<ServeResult>((done) => {
+      producer.client.serve(
+        {
+          peer,
+          indexes: target.slots.slice(),
+          byLease: { keys: keysOf(asked), leases: [lease], isPartial: true },
+        },
+        done,
+      );
+    });
+    expect(result).toMatchObject({ blockCount: 15, bytes: 15 * 4096 });
+    const { written } = result;
+    if (written === undefined) throw new Error('the serve does not say what it wrote');
+    expect([...positionsOf(written, 20, true)]).toEqual(range(5, 15));
+    consumer.client.markUnwritten(target, positionsOf(written, 20, false));
+    expect(await verified(consumer, target)).toBe(0);
+    expect(target.pinnedCount).toBe(15);
+    producer.client.release(lease);
+    consumer.client.release(target);
+    await quiet(consumer);
+    expect(poolState(consumer)).toMatchObject({
+      phases: { ready: 15, writing: 0 },
+      pins: 0,
+      gaugesAgree: true,
+    });
+  });
+
+  it('gives up every slot of a partial fetch that wrote nothing', async () => {
+    const { producer, consumer, peer } = await pair(64);
+    await store(producer, range(0, 4));
+    const lease = await okSet((done) => {
+      producer.client.match(keysOf([0]), {}, done);
+    });
+    const target = await destinations(consumer, [2, 3]);
+    const { blockCount, written } = await ok<ServeResult>((done) => {
+      const byLease = { keys: keysOf([2, 3]), leases: [lease], isPartial: true };
+      producer.client.serve({ peer, indexes: target.slots.slice(), byLease }, done);
+    });
+    expect([blockCount, [...(written ?? [])]]).toEqual([0, [0]]);
+    consumer.client.markUnwritten(target, Int32Array.of(0, 1));
+    await ok<undefined>((done) => {
+      consumer.client.abandon(target, { quarantine: false }, done);
+    });
+    await quiet(consumer);
+    expect(poolState(consumer)).toMatchObject({ phases: { ready: 0, writing: 0 }, gaugesAgree: true });
+    producer.client.release(lease);
   });
 
   it('refuses keys outside of the lease, places outside of the peer, and places or keys given twice', async () => {

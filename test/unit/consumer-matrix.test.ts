@@ -4,7 +4,7 @@
 import { afterAll, describe, expect, it } from 'vitest';
 import { MESSAGE_TYPES } from '../../src/main/protocol/messages.js';
 import type { LoadResult, LookupResult } from '../../src/main/session/roles.js';
-import type { Asked, ConsumerHarness } from '../fixtures/consumer-harness.js';
+import type { Asked, ConsumerHarness, ConsumerHarnessOptions } from '../fixtures/consumer-harness.js';
 import { ConsumerNode, hitsOf, loadedOf } from '../fixtures/consumer-harness.js';
 
 interface Setup {
@@ -118,9 +118,9 @@ const COLUMNS = { ...MESSAGES, ...EVENTS };
 type Column = keyof typeof COLUMNS;
 type State = keyof typeof STATES;
 
-function cellOf(state: State, column: Column): string {
+function cellOf(state: State, event: (setup: Setup) => void, options: ConsumerHarnessOptions = {}): string {
   const node = new ConsumerNode();
-  const setup: Setup = { node, peer: node.session(), lookups: [], loads: [], prepared: [] };
+  const setup: Setup = { node, peer: node.session(options), lookups: [], loads: [], prepared: [] };
   const { peer } = setup;
   const run: (setup: Setup) => void = STATES[state];
   run(setup);
@@ -128,7 +128,6 @@ function cellOf(state: State, column: Column): string {
   peer.sent();
   const before = new Map(peer.counted);
   const phase = node.shards.phaseOf(0);
-  const event: (setup: Setup) => void = COLUMNS[column];
   event(setup);
   node.shards.settle();
   const counted = [...peer.counted]
@@ -338,7 +337,34 @@ const columnNames = Object.keys(COLUMNS) as Column[];
 
 describe.each(stateNames)('in state "%s"', (state) => {
   it.each(columnNames)('%s', (column) => {
-    expect(cellOf(state, column)).toBe(OUTCOMES[state][column]);
+    expect(cellOf(state, COLUMNS[column])).toBe(OUTCOMES[state][column]);
+  });
+});
+
+/** A transfer that says which blocks were written is one that says true for those and false for the others. */
+describe.each(stateNames)('with partial fetches, in state "%s"', (state) => {
+  const options = { features: ['partial_fetch'] } as const;
+
+  it('a transfer_done (failed, all written)', () => {
+    const cell = cellOf(
+      state,
+      ({ peer }) => {
+        peer.donePartly('r', 0, '1');
+      },
+      options,
+    );
+    expect(cell).toBe(OUTCOMES[state].transfer_done);
+  });
+
+  it('a transfer_done (failed, none written)', () => {
+    const cell = cellOf(
+      state,
+      ({ peer }) => {
+        peer.donePartly('r', 0, '0');
+      },
+      options,
+    );
+    expect(cell).toBe(OUTCOMES[state]['transfer_done (failed)'].replace('load-failed', 'not-held'));
   });
 });
 

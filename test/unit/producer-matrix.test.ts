@@ -4,7 +4,7 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { Outcome } from '../../src/shared/operations.js';
 import { MESSAGE_TYPES } from '../../src/main/protocol/messages.js';
 import type { SlotSet } from '../../src/main/shards/shard-client.js';
-import type { ProducerHarness } from '../fixtures/producer-harness.js';
+import type { HarnessOptions, ProducerHarness } from '../fixtures/producer-harness.js';
 import { NodeHarness } from '../fixtures/producer-harness.js';
 
 /** Key 1 is READY, key 2 is being written, key 9 is not there; the pair is always (r, 0). */
@@ -73,7 +73,7 @@ type State = keyof typeof STATES;
 const MESSAGES = ['lookup', 'fetch', 'fetch without keys', 'abort_fetch'] as const;
 const EVENTS = ['blocks published', 'local request ended', '40 s pass', 'session ends'] as const;
 const COLUMNS = [...MESSAGES, ...EVENTS] as const;
-type Column = (typeof COLUMNS)[number];
+type Column = (typeof COLUMNS)[number] | 'fetch if held';
 
 interface Setup {
   readonly node: NodeHarness;
@@ -86,9 +86,9 @@ function writing(peer: ProducerHarness): void {
   peer.fetch('r', 0, 1);
 }
 
-function setUp(state: State): Setup {
+function setUp(state: State, options: HarnessOptions = {}): Setup {
   const node = new NodeHarness({ limits: { maxRounds: 4 } });
-  const peer = node.session({ socketsDrainAtOnce: false });
+  const peer = node.session({ socketsDrainAtOnce: false, ...options });
   node.put(1);
   const setup = { node, peer, pending: node.reserve(2) };
   STATES[state](setup);
@@ -98,6 +98,9 @@ function setUp(state: State): Setup {
 
 function receive({ node, peer, pending }: Setup, column: Column): void {
   switch (column) {
+    case 'fetch if held':
+      peer.fetchHeld('r', 0, 1, 9);
+      break;
     case 'lookup':
       peer.ask('r', 0, 1);
       break;
@@ -138,13 +141,13 @@ function finishAll({ node, peer, pending }: Setup): void {
 const text = (frames: readonly string[]): string => (frames.length === 0 ? '-' : frames.join(', '));
 
 /** `now / later`: what is sent at once, and once everything under way has ended. */
-function outcome(state: State, column: Column): string {
-  const setup = setUp(state);
+function outcome(state: State, column: Column, options?: HarnessOptions): string {
+  const setup = setUp(state, options);
   receive(setup, column);
   const now = text(setup.peer.sent());
   finishAll(setup);
   const later = text(setup.peer.sent());
-  setup.node.advance(200_000);
+  setup.node.advance(700_000);
   expect(setup.node.pins).toBe(0);
   expect(setup.node.budget.total).toBe(0);
   expect(setup.node.shards.totals().openSets).toBe(0);
@@ -153,7 +156,7 @@ function outcome(state: State, column: Column): string {
 }
 
 /** `now / later` for each cell; `-` is: nothing is sent. Every cell also leaves no pin behind (see outcome()). */
-const EXPECTED: Record<State, Record<Column, string>> = {
+const EXPECTED: Record<State, Record<(typeof COLUMNS)[number], string>> = {
   unknown: {
     lookup: 'lookup_resp r 1 / -',
     fetch: '- / transfer_done r#0 true',
@@ -326,6 +329,45 @@ const EXPECTED: Record<State, Record<Column, string>> = {
   },
 };
 
+/** Of keys 1 and 9, from a peer with `speculative_fetch`. */
+const IF_HELD: Record<State, string> = {
+  unknown: '- / transfer_done r#0 false 10000000',
+  'match under way': '- / transfer_done r#0 false 10000000',
+  'lookup parked': '- / transfer_done r#0 false 10000000',
+  leased: '- / transfer_done r#0 false 10000000',
+  'answered with misses': '- / transfer_done r#0 false 10000000',
+  'lease lapsed': '- / transfer_done r#0 false 10000000',
+  'demand waiting': '- / transfer_done r#0 false 10000000',
+  'demand partly under way': '- / transfer_done r#0 false 10000000',
+  'leased blocks under way': '- / transfer_done r#0 false 10000000',
+  'aborted, draining': '- / transfer_done r#0 false 10000000',
+  'finished, draining': '- / transfer_done r#0 false 10000000',
+  'stopped, sockets not empty': '- / transfer_done r#0 false 10000000',
+  'failed, sockets not empty': '- / transfer_done r#0 false 10000000',
+  'second fetch waits for the first': '- / transfer_done r#0 false 10000000',
+  served: '- / transfer_done r#0 false 10000000',
+  'round limit reached': 'transfer_done r#0 false / -',
+  ended: '- / -',
+};
+
+/** Cells of a peer with `partial_fetch` that are not those of a plain one: without a lease the pool is looked at. */
+const PARTIAL: Partial<Record<State, Partial<Record<Column, string>>>> = {
+  'answered with misses': { fetch: '- / transfer_done r#0 true' },
+  'lease lapsed': { fetch: '- / transfer_done r#0 true' },
+  'demand waiting': { 'local request ended': 'transfer_done r#0 false 00000000 / -' },
+  'demand partly under way': { 'local request ended': '- / transfer_done r#0 false 10000000' },
+  'leased blocks under way': { fetch: '- / transfer_done r#0 true' },
+  'aborted, draining': { fetch: '- / transfer_done r#0 true' },
+  'stopped, sockets not empty': { fetch: '- / transfer_done r#0 true' },
+  'failed, sockets not empty': { fetch: '- / transfer_done r#0 true' },
+  'second fetch waits for the first': {
+    lookup: 'lookup_resp r 1 / transfer_done r#0 true',
+    fetch: '- / transfer_done r#0 true',
+    'local request ended': '- / transfer_done r#0 true',
+  },
+  served: { fetch: '- / transfer_done r#0 true' },
+};
+
 /** Messages that the session never hands to this role. */
 const NOT_FOR_THE_PRODUCER = MESSAGE_TYPES.filter(
   (type) => type !== 'lookup' && type !== 'fetch' && type !== 'abort_fetch',
@@ -338,6 +380,23 @@ describe('the producer role', () => {
     for (const column of COLUMNS) {
       it(`${state}: ${column} -> ${EXPECTED[state][column]}`, () => {
         expect(outcome(state, column)).toBe(EXPECTED[state][column]);
+        cellCount += 1;
+      });
+    }
+  }
+
+  const kvpeer = { isKvpeer: true, features: ['partial_fetch', 'speculative_fetch'] } as const;
+  const unnumbered = (cell: string): string => cell.replaceAll('lookup_resp r#0', 'lookup_resp r');
+  for (const state of Object.keys(STATES) as State[]) {
+    it(`${state}: fetch if held -> ${IF_HELD[state]}`, () => {
+      expect(outcome(state, 'fetch if held', kvpeer)).toBe(IF_HELD[state]);
+      cellCount += 1;
+    });
+
+    for (const column of ['lookup', 'fetch', 'local request ended', 'session ends'] as const) {
+      const expected = PARTIAL[state]?.[column] ?? EXPECTED[state][column];
+      it(`${state}, with partial fetches: ${column} -> ${expected}`, () => {
+        expect(unnumbered(outcome(state, column, kvpeer))).toBe(expected);
         cellCount += 1;
       });
     }

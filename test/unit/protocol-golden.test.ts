@@ -252,6 +252,38 @@ describe('extensions ride along without changing what comes before them', () => 
   });
 });
 
+describe('extensions, byte for byte', () => {
+  const head = 'a474797065ad7472616e736665725f646f6e65ad6b765f726571756573745f6964a27231a773756363657373';
+
+  test.each([
+    [
+      'a fetch of what is held',
+      writeFetch('r1', KEY_A, 36, Int32Array.of(7), 0, { ttlMs: 9, ifHeld: true }),
+      `87${GOLDEN.fetch.slice(2)}a674746c5f6d7309a769665f68656c64c3`,
+    ],
+    [
+      'a transfer of which the first and the tenth block were written',
+      writeTransferDone('r1', false, 0, { written: Uint8Array.of(1, 2) }),
+      `85${head}c2a9726f756e645f73657100a77772697474656ec4020102`,
+    ],
+    [
+      'one with checksums',
+      writeTransferDone('r1', false, 0, { written: Uint8Array.of(1), checksums: new Uint8Array(8).fill(7) }),
+      `86${head}c2a9726f756e645f73657100a77772697474656ec40101a9636865636b73756d73c4080707070707070707`,
+    ],
+    [
+      'a complete one with checksums',
+      writeTransferDone('r1', true, 0, { checksums: new Uint8Array(8).fill(7) }),
+      `85${GOLDEN.transferDone.slice(2)}a9636865636b73756d73c4080707070707070707`,
+    ],
+  ])('%s', (_, frame, hex) => {
+    expect(frame.toString('hex')).toBe(hex);
+    for (let length = 0; length < frame.length; length++) {
+      expect(scan(frame.subarray(0, length))).toMatchObject({ reason: 'undecodable' });
+    }
+  });
+});
+
 test('a written message is never written to again, nor is it a view of its input', () => {
   const keys = Buffer.from(KEY_A);
   const first = writeLookup('r1', keys, 36, 0);

@@ -3,6 +3,7 @@
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { Blocks } from '../../src/main/blocks.js';
 import { allocateIds, parseParamsOrThrow } from '../../src/main/params/index.js';
+import type { Feature } from '../../src/main/protocol/messages.js';
 import { Request } from '../../src/main/request.js';
 import { packedKeys } from '../fixtures/fake-shards.js';
 import { keysOf } from '../fixtures/producer-harness.js';
@@ -24,15 +25,19 @@ beforeEach(() => {
   here = network.node(HERE);
   source = network.node(SOURCE);
   requests = [];
-  blocks = new Blocks({
-    shards: here.shards,
-    pool: new SharedArrayBuffer(here.shards.numBlocks * here.shards.blockBytes),
-    joins: here.joins,
+  blocks = blocksOf(here);
+});
+
+function blocksOf(node: FakeNode): Blocks {
+  return new Blocks({
+    shards: node.shards,
+    pool: new SharedArrayBuffer(node.shards.numBlocks * node.shards.blockBytes),
+    joins: node.joins,
     hasChecksums: false,
-    storeMs: here.times.storeMs,
+    storeMs: node.times.storeMs,
     now: () => network.nowMs,
   });
-});
+}
 
 afterEach(async () => {
   for (const request of requests) request.finish();
@@ -107,6 +112,73 @@ test('a request that is finished during its load does not begin a fetch at its s
   expect(load.presentCount).toBe(0);
   load.release();
   expect(session.consumer.stats()).toEqual({ idCount: 0, openLookupCount: 0, openLoadCount: 0 });
+});
+
+const IF_HELD = ['round_seq', 'ttl_ms', 'lookup_seq', 'speculative_fetch'] as const;
+const ATTEMPTS: readonly { readonly name: string; readonly ofSource: readonly Feature[] }[] = [
+  { name: 'in one message from a source that takes it', ofSource: IF_HELD },
+  { name: 'after a lookup from one that does not', ofSource: ['lookup_seq'] },
+];
+
+test.each(ATTEMPTS)(
+  'a load of expected blocks fetches them $name; the rest are misses',
+  async ({ ofSource }) => {
+    network = new FakeNetwork();
+    here = network.node(HERE, { features: IF_HELD });
+    source = network.node(SOURCE, { features: ofSource });
+    blocks = blocksOf(here);
+    source.put(1, 3);
+    here.put(4);
+    await here.session(SOURCE);
+    const request = open();
+    let startedCount = 0;
+    const onStarted = (): void => {
+      startedCount += 1;
+    };
+    const load = await settled(request.load(keysOf(1, 2, 3, 4), { expect: 'held', onStarted }));
+    expect([...load.slots].map((slot) => slot >= 0)).toEqual([true, false, true, true]);
+    expect(load.pulledCount).toBe(2);
+    expect(startedCount).toBe(1);
+    load.release();
+    const asked = source.received.filter((frame) => /^(lookup|fetch)/.test(frame));
+    expect(asked.map((frame) => frame.replace(/ id#0/, ''))).toEqual(
+      ofSource === IF_HELD ? ['fetch (3) if held'] : ['lookup (4)', 'fetch (2)'],
+    );
+    expect(here.phases(1, 2, 3)).toEqual(['ready', 'absent', 'ready']);
+  },
+);
+
+test('a load of expected blocks asks first while the source has not said what it takes', async () => {
+  network = new FakeNetwork();
+  here = network.node(HERE, { features: IF_HELD });
+  source = network.node(SOURCE, { features: IF_HELD });
+  blocks = blocksOf(here);
+  source.put(1);
+  const request = open();
+  const load = await settled(request.load(keysOf(1), { expect: 'held' }));
+  expect(load.pulledCount).toBe(1);
+  load.release();
+  expect(source.received).toContain('lookup id#0 (1)');
+});
+
+test('a request that is finished during a load of expected blocks leaves nothing at its source', async () => {
+  network = new FakeNetwork();
+  here = network.node(HERE, { features: IF_HELD });
+  source = network.node(SOURCE, { features: IF_HELD, servesEnd: false });
+  blocks = blocksOf(here);
+  source.put(1);
+  const session = await here.session(SOURCE);
+  const request = open();
+  const loading = request.load(keysOf(1), { expect: 'held' });
+  await network.settle();
+  request.finish();
+  const load = await settled(loading);
+  expect(load.presentCount).toBe(0);
+  load.release();
+  for (const serve of source.serves) serve.end();
+  await network.settle();
+  expect(session.consumer.stats()).toEqual({ idCount: 0, openLookupCount: 0, openLoadCount: 0 });
+  expect(here.shards.totals()).toMatchObject({ writing: 0, quarantined: 0 });
 });
 
 test('a store that cannot look at what others wrote meanwhile keeps no pins', async () => {

@@ -15,6 +15,8 @@ const FIELD_NAMES = [
   'ttl_ms',
   'lookup_seq',
   'checksums',
+  'written',
+  'if_held',
   'peer_id',
   'agent_metadata',
   'base_addr',

@@ -97,6 +97,8 @@ export const FEATURES = [
   'packed_keys',
   'scratch_page',
   'checksums',
+  'partial_fetch',
+  'speculative_fetch',
 ] as const;
 
 /**
@@ -106,6 +108,8 @@ export const FEATURES = [
  * * `packed_keys`: `keys` of `lookup` and `fetch` may be one bin of `count * keyBytes` bytes, keys back to back, instead
  *   of a list of bins: it says where every key is without a look at any of them. Used between peers with one key length.
  * * `checksums`: `transfer_done` carries a checksum per block of its fetch, so that the consumer can tell damaged ones.
+ * * `partial_fetch`: `transfer_done` of a fetch of which only some blocks could be written says which.
+ * * `speculative_fetch`: a `fetch` may ask for what is held now, without a lookup before; answered as a partial one.
  * * `scratch_page`: a 4096-byte page behind the last block may be written, to wire a connection up before use.
  */
 export type Feature = (typeof FEATURES)[number];
@@ -215,16 +219,23 @@ export interface FetchMessage {
   readonly roundSeq: number;
   /** Extension: milliseconds after which the blocks are of no use. */
   readonly ttlMs: number | undefined;
+  /** Extension: write what is held now, wait for nothing. */
+  readonly ifHeld: boolean;
 }
 
-/** Producer to consumer: a fetch that named keys has ended, once. `success` false: not all blocks were written. */
+/** Producer to consumer: a fetch that named keys has ended, once. `success`: every block was written. */
 export interface TransferDoneMessage {
   readonly type: 'transfer_done';
   readonly kvRequestId: string;
   readonly success: boolean;
   readonly roundSeq: number;
   /**
-   * Extension, with `success` true: 8 bytes for each key of the fetch, in its order: the checksum of the block as the
+   * Extension, with `success` false: which blocks of the fetch were written, see shared/bitmap.ts. Absent: none that may be
+   * used. A view of the message, of any length: only the fetch's sender knows which one is right.
+   */
+  readonly written: Uint8Array | undefined;
+  /**
+   * Extension: 8 bytes for each key of the fetch whose block was written, in its order: the checksum of the block as the
    * producer stored it (XXH3 class, see native/core/block_bytes.h), 0 where it has none. A view of the message.
    */
   readonly checksums: Uint8Array | undefined;

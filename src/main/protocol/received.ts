@@ -76,6 +76,7 @@ function receivedFinish(kvRequestId: string, roundSeq: number, keyBytes: number)
     overRangeCount: 0,
     roundSeq,
     ttlMs: undefined,
+    ifHeld: false,
   };
 }
 

@@ -6,6 +6,7 @@ import { describeType, Found, walk, type FieldName } from './fields.js';
 import { DEFAULT_LIMITS, MAX_NUM_BLOCKS, type ProtocolLimits } from './limits.js';
 import { readHits, readIndexes, readKeys } from './lists.js';
 import {
+  HIT,
   REJECTION_OUTCOMES,
   type ConnectMessage,
   type FetchMessage,
@@ -70,6 +71,7 @@ function build(found: Found): IncomingMessage {
         kvRequestId: kvRequestId(found),
         success: found.require('success').readBoolean('success'),
         roundSeq: roundSeq(found),
+        written: written(found),
         checksums: checksums(found),
       };
     case 'abort_fetch':
@@ -153,6 +155,15 @@ function checksums(found: Found): Uint8Array | undefined {
   return reader.payload.subarray(reader.position, reader.position + length);
 }
 
+function written(found: Found): Uint8Array | undefined {
+  if (!found.has('written')) return undefined;
+  const { reader } = found;
+  const length = reader.enterBin();
+  return length === undefined
+    ? undefined
+    : reader.payload.subarray(reader.position, reader.position + length);
+}
+
 function kvRequestId(found: Found): string {
   return found.require('kv_request_id').readText('kv_request_id', 1);
 }
@@ -212,6 +223,7 @@ function fetch(found: Found): FetchMessage {
     overRangeCount,
     roundSeq: roundSeq(found),
     ttlMs: extensionCount(found, 'ttl_ms'),
+    ifHeld: found.has('if_held') && found.reader.peek() === HIT,
   };
 }
 

@@ -26,6 +26,12 @@ export interface DemandExtension {
   readonly isPacked?: boolean;
 }
 
+/** Extension fields of `fetch`. */
+export interface FetchExtension extends DemandExtension {
+  /** For a peer that announced `speculative_fetch`. */
+  readonly ifHeld?: boolean | undefined;
+}
+
 /** Extension fields of `lookup`. */
 export interface LookupExtension extends DemandExtension {
   /** For a peer that announced `lookup_seq`. */
@@ -52,6 +58,8 @@ const NAME = {
   ttlMs: name('ttl_ms'),
   lookupSeq: name('lookup_seq'),
   checksums: name('checksums'),
+  written: name('written'),
+  ifHeld: name('if_held'),
   peerId: name('peer_id'),
   agentMetadata: name('agent_metadata'),
   baseAddr: name('base_addr'),
@@ -257,9 +265,9 @@ export function writeFetch(
   keyBytes: number,
   blockIndexes: Int32Array,
   roundSeq: number,
-  extension: DemandExtension = {},
+  extension: FetchExtension = {},
 ): Buffer {
-  const { ttlMs, isPacked = false } = extension;
+  const { ttlMs, isPacked = false, ifHeld = false } = extension;
   const count = blockIndexes.length;
   let indexBytes = listHeadBytes(count);
   for (const index of blockIndexes) indexBytes += intBytes(index);
@@ -270,9 +278,10 @@ export function writeFetch(
     NAME.blockIndexes.length +
     indexBytes +
     numberBytes(NAME.roundSeq, roundSeq) +
-    numberBytes(NAME.ttlMs, ttlMs);
+    numberBytes(NAME.ttlMs, ttlMs) +
+    (ifHeld ? NAME.ifHeld.length + 1 : 0);
   const writer = new Writer(size);
-  writer.mapHead(ttlMs === undefined ? 5 : 6);
+  writer.mapHead(5 + (ttlMs === undefined ? 0 : 1) + (ifHeld ? 1 : 0));
   writeHead(writer, TYPE.fetch, kvRequestId);
   writer.raw(NAME.keys);
   writeKeyList(writer, keys, count, keyBytes, isPacked);
@@ -281,37 +290,42 @@ export function writeFetch(
   for (const index of blockIndexes) writer.int(index);
   writeNumber(writer, NAME.roundSeq, roundSeq);
   writeNumber(writer, NAME.ttlMs, ttlMs);
+  if (ifHeld) {
+    writer.raw(NAME.ifHeld);
+    writer.byte(HIT);
+  }
   return writer.finish();
 }
 
-/** Extension field of `transfer_done`, for a peer that announced `checksums`. */
-export interface ChecksumExtension {
-  /** 8 bytes for each key of the fetch, in its order; copied. */
+/** Extension fields of `transfer_done`. */
+export interface TransferExtension {
+  /** For a peer that announced `checksums`: 8 bytes for each written key of the fetch, in its order; copied. */
   readonly checksums?: Uint8Array | undefined;
+  /** For a peer that announced `partial_fetch` or asked with `ifHeld`, and `success` false; copied. */
+  readonly written?: Uint8Array | undefined;
 }
 
 export function writeTransferDone(
   kvRequestId: string,
   success: boolean,
   roundSeq: number,
-  { checksums }: ChecksumExtension = {},
+  { checksums, written }: TransferExtension = {},
 ): Buffer {
   const writer = new Writer(
     headBytes(TYPE.transferDone, kvRequestId) +
       NAME.success.length +
       1 +
       numberBytes(NAME.roundSeq, roundSeq) +
-      (checksums === undefined ? 0 : NAME.checksums.length + binBytes(checksums.length)),
+      bytesBytes(NAME.written, written) +
+      bytesBytes(NAME.checksums, checksums),
   );
-  writer.mapHead(checksums === undefined ? 4 : 5);
+  writer.mapHead(4 + (written === undefined ? 0 : 1) + (checksums === undefined ? 0 : 1));
   writeHead(writer, TYPE.transferDone, kvRequestId);
   writer.raw(NAME.success);
   writer.byte(success ? HIT : MISS);
   writeNumber(writer, NAME.roundSeq, roundSeq);
-  if (checksums !== undefined) {
-    writer.raw(NAME.checksums);
-    writer.bin(checksums);
-  }
+  writeBytes(writer, NAME.written, written);
+  writeBytes(writer, NAME.checksums, checksums);
   return writer.finish();
 }
 
@@ -350,6 +364,16 @@ function writeNumber(writer: Writer, field: Buffer, value: number | undefined): 
   if (value === undefined) return;
   writer.raw(field);
   writer.int(value);
+}
+
+function bytesBytes(field: Buffer, value: Uint8Array | undefined): number {
+  return value === undefined ? 0 : field.length + binBytes(value.length);
+}
+
+function writeBytes(writer: Writer, field: Buffer, value: Uint8Array | undefined): void {
+  if (value === undefined) return;
+  writer.raw(field);
+  writer.bin(value);
 }
 
 function keyListBytes(count: number, keyBytes: number, isPacked: boolean): number {

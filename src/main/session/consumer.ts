@@ -232,6 +232,7 @@ export class Consumer implements ConsumerRole {
     const remote = this.#context.remote();
     const frame = writeFetch(state.id, keys, this.#context.shards.keyBytes, indexes, round, {
       ttlMs: remote?.isKvpeer === true ? Math.ceil(load.budgetMs) : undefined,
+      ifHeld: load.isIfHeld,
       isPacked: remote?.features.has('packed_keys') === true,
     });
     this.#context.send(frame);
@@ -360,7 +361,7 @@ export class Consumer implements ConsumerRole {
 
   onTransferDone(message: TransferDoneMessage): void {
     const load = this.#loadOf(message);
-    if (load) load.onTransferDone(message.success, message.checksums);
+    if (load) load.onTransferDone(message);
     else this.#onRoundEnded(message);
   }
 

@@ -5,7 +5,9 @@
 //       |             |             +-- draining-+
 //       +-------------+---------------------------
 
+import { countBits, positionsOf } from '../../shared/bitmap.js';
 import { PositionStatus } from '../../shared/operations.js';
+import type { TransferDoneMessage } from '../protocol/messages.js';
 import type { Failure, KeySpan, SlotSet } from '../shards/shard-client.js';
 import { pickKeys } from './key-subset.js';
 import type { Joins, LoadOptions, LoadResult, MissReason, Quarantine, RoleContext } from './roles.js';
@@ -81,6 +83,10 @@ export class Load {
     this.#deadlineMs = this.#startedMs + this.budgetMs;
   }
 
+  get isIfHeld(): boolean {
+    return this.#options.ifHeld === true;
+  }
+
   /** A fetch was sent and its end is waited for. */
   get isFetched(): boolean {
     return this.#phase.name === 'fetching' || this.#phase.name === 'draining';
@@ -140,18 +146,41 @@ export class Load {
       positions.map((position) => slots[position]),
     );
     this.#phase = { name: 'fetching', set, round };
+    this.#options.onFetch?.();
     // Time spent queueing for slots is not charged to the transfer.
     this.#wait(context.now() + this.budgetMs);
   }
 
-  /** @param checksums 8 bytes per key of the fetch, from a peer that sends them */
-  onTransferDone(isSuccess: boolean, checksums: Uint8Array | undefined): void {
+  onTransferDone({ success, written, checksums }: TransferDoneMessage): void {
     const phase = this.#phase;
     if (phase.name !== 'fetching' && phase.name !== 'draining') return;
-    const { context } = this.#host;
     // Without a data plane nobody wrote anything, whatever the peer says.
-    if (isSuccess && context.remote()?.dataPeer !== undefined) this.#verify(phase, checksums);
+    const hasDataPlane = this.#host.context.remote()?.dataPeer !== undefined;
+    if (success && hasDataPlane) this.#verify(phase, checksums);
+    else if (written !== undefined && hasDataPlane && this.#mayBePartial)
+      this.#onPartial(phase, written, checksums);
     else this.#onFailed(phase);
+  }
+
+  get #mayBePartial(): boolean {
+    return this.isIfHeld || this.#host.context.remote()?.features.has('partial_fetch') === true;
+  }
+
+  /** What was written goes on as if it had been fetched alone; the slots of the rest, which nobody wrote to, are given up. */
+  #onPartial(phase: Fetched, written: Uint8Array, checksums: Uint8Array | undefined): void {
+    const { set } = phase;
+    const { context } = this.#host;
+    const fetched = positionsWith(set, PositionStatus.Reserved, set.reservedCount);
+    const count = countBits(written, fetched.length);
+    if (count === undefined) {
+      this.#onFailed(phase);
+      return;
+    }
+    const missing = positionsOf(written, fetched.length, false).map((at) => fetched[at]);
+    if (!this.isIfHeld && !this.#hasResult) context.counters.miss('not-held', missing.length);
+    context.shards.markUnwritten(set, missing);
+    if (count > 0) this.#verify(phase, checksums);
+    else this.#giveBack(set, phase.round, 'not-held');
   }
 
   /** Nothing of the round can land any more. */

@@ -104,7 +104,11 @@ class Account implements PinAccount {
   }
 
   fits(count: number): boolean {
-    return this.#charge + count <= this.slotLimit;
+    return count <= this.room;
+  }
+
+  get room(): number {
+    return this.slotLimit - this.#charge;
   }
 
   get slotLimit(): number {

@@ -3,7 +3,7 @@
 //     fetch ---> look ---> all found -------------------------------------------------> written ---> done
 //                 ^  |
 //                 |  +---> some found: written ----+
-//                 |  +---> some missing: waits ----+--- wait over, request ended, reaped, ttl ----> failed
+//                 |  +---> some missing: waits ----+--- wait over, request ended, reaped, ttl ----> failed, or partly
 //                 +------- something was stored ---+
 //
 //     A block that is missing has no slot to wait for, so every publish of the node is a reason to look again, but not
@@ -12,13 +12,16 @@
 //
 //     wait, from receipt of the fetch: plainPostMs for a plain peer (nothing may be posted to it later), unclaimedStoreMs
 //     for a kvpeer (as long as stored blocks wait for their fetch).
+//
+//     A peer with `partial_fetch` gets what was found until then: what is being written is waited for.
 
 import type { FetchMessage } from '../protocol/messages.js';
 import type { DataPeer, Failure, SlotSet } from '../shards/shard-client.js';
+import { bitmapBytes } from '../../shared/bitmap.js';
 import { Outcome, PositionStatus } from '../../shared/operations.js';
 import { Deadlines } from './deadlines.js';
 import { pickKeys, pickValues } from './key-subset.js';
-import type { Demand, Fetch, Round } from './producer-rounds.js';
+import type { Demand, Fetch, Round, Written } from './producer-rounds.js';
 import type { ProducerWrites } from './producer-writes.js';
 import type { RoleContext } from './roles.js';
 
@@ -31,7 +34,7 @@ export interface ProducerDemandsOptions {
    */
   readonly pinLimit: number;
   /** The fetch has its result, once. */
-  readonly onResult: (fetch: Fetch, success: boolean) => void;
+  readonly onResult: (fetch: Fetch, written: Written) => void;
 }
 
 /** A demand looks again after a publish at most this often ... */
@@ -43,7 +46,7 @@ export class ProducerDemands {
   readonly #context: RoleContext;
   readonly #writes: ProducerWrites;
   readonly #pinLimit: number;
-  readonly #onResult: (fetch: Fetch, success: boolean) => void;
+  readonly #onResult: ProducerDemandsOptions['onResult'];
   readonly #waits: Deadlines<Fetch>;
   /** Demands that look again soon. */
   readonly #looks: Deadlines<Fetch>;
@@ -88,6 +91,8 @@ export class ProducerDemands {
       isLast,
       isLimited: false,
       lastLookMs: -Infinity,
+      written: this.#isPartial() ? new Uint8Array(bitmapBytes(message.keys.count)) : undefined,
+      isOver: false,
     };
     const fetch = this.#writes.begin(round, message, peer, demand);
     this.#waitingCount += 1;
@@ -122,7 +127,7 @@ export class ProducerDemands {
 
   tick(nowMs: number): void {
     this.#waits.expire(nowMs, (fetch) => {
-      this.#onResult(fetch, false);
+      if (fetch.demand !== undefined) this.#giveUp(fetch, fetch.demand);
     });
     this.#looks.expire(nowMs, (fetch) => {
       if (fetch.demand !== undefined) this.#look(fetch, fetch.demand);
@@ -134,7 +139,7 @@ export class ProducerDemands {
     this.#idle.delete(fetch);
     this.#looks.delete(fetch);
     if (this.#isGivenUp(fetch)) {
-      this.#onResult(fetch, false);
+      this.#onResult(fetch, 'failed');
       return;
     }
     const { keys, blockIndexes } = fetch.message;
@@ -158,8 +163,9 @@ export class ProducerDemands {
       if (set === undefined) {
         this.#pinCount -= pinLimit;
         if (!fetch.isClosed) this.#onLookFailed(fetch, demand, failure);
-      } else if (fetch.isClosed) {
+      } else if (fetch.isClosed || demand.isOver) {
         this.#release(set, pinLimit);
+        this.#conclude(fetch, demand);
       } else {
         this.#onLooked(fetch, demand, set, indexes, pinLimit);
       }
@@ -171,10 +177,10 @@ export class ProducerDemands {
     const { counters } = this.#context;
     if (failure?.code === 'outcome' && failure.outcome === Outcome.BadDestination) {
       counters.rejection('bad_destination');
-      this.#onResult(fetch, false);
-    } else if (demand.isLast) {
+      this.#onResult(fetch, 'failed');
+    } else if (demand.isLast || demand.isOver) {
       counters.miss(failure?.code === 'KVPEER_BUSY' ? 'busy' : 'worker-lost', demand.unwrittenCount);
-      this.#onResult(fetch, false);
+      this.#giveUp(fetch, demand);
     } else {
       this.#looks.set(fetch, this.#context.now() + this.#spacingMs());
     }
@@ -182,14 +188,18 @@ export class ProducerDemands {
 
   #onLooked(fetch: Fetch, demand: Demand, set: SlotSet, indexes: Int32Array, pinLimit: number): void {
     const { pinnedCount } = set;
+    const pinned = new Int32Array(pinnedCount);
     const rest = new Int32Array(set.count - pinnedCount);
-    let at = 0;
+    let pinnedAt = 0;
+    let restAt = 0;
     for (let i = 0; i < set.count; i++) {
-      if (set.statuses[i] !== PositionStatus.Pinned) rest[at++] = demand.positions?.[i] ?? i;
+      const position = demand.positions?.[i] ?? i;
+      if (set.statuses[i] === PositionStatus.Pinned) pinned[pinnedAt++] = position;
+      else rest[restAt++] = position;
     }
     demand.positions = rest;
     demand.isLimited = rest.length > 0 && pinnedCount === pinLimit;
-    if (pinnedCount > 0) this.#write(fetch, demand, set, indexes, pinLimit);
+    if (pinnedCount > 0) this.#write(fetch, demand, set, pinned, indexes, pinLimit);
     else this.#release(set, pinLimit);
     if (rest.length === 0) {
       this.#waits.delete(fetch);
@@ -203,7 +213,7 @@ export class ProducerDemands {
   #wait(fetch: Fetch, demand: Demand): void {
     if (demand.isLast) {
       if (demand.isDirty) this.#look(fetch, demand);
-      else this.#onResult(fetch, false);
+      else this.#giveUp(fetch, demand);
     } else if (demand.isDirty) {
       this.#lookSoon(fetch, this.#context.now());
     } else {
@@ -211,26 +221,57 @@ export class ProducerDemands {
     }
   }
 
-  #write(fetch: Fetch, demand: Demand, set: SlotSet, indexes: Int32Array, pinLimit: number): void {
+  #write(
+    fetch: Fetch,
+    demand: Demand,
+    set: SlotSet,
+    pinned: Int32Array,
+    indexes: Int32Array,
+    pinLimit: number,
+  ): void {
     const { peer } = fetch;
-    const blockCount = set.pinnedCount;
-    this.#writes.write(fetch, { peer, indexes, resolved: set }, blockCount, (failure) => {
+    this.#writes.write(fetch, { peer, indexes, resolved: set }, pinned.length, (failure) => {
       this.#release(set, pinLimit);
-      if (!fetch.isClosed) this.#onWritten(fetch, demand, blockCount, failure);
+      if (!fetch.isClosed) this.#onWritten(fetch, demand, pinned, failure);
       this.#pumpPinQueue();
     });
   }
 
-  #onWritten(fetch: Fetch, demand: Demand, blockCount: number, failure: Failure | undefined): void {
-    demand.unwrittenCount -= blockCount;
+  #onWritten(fetch: Fetch, demand: Demand, pinned: Int32Array, failure: Failure | undefined): void {
+    const { written } = demand;
+    demand.unwrittenCount -= pinned.length;
+    if (written) for (const position of pinned) written[position >> 3] |= 1 << (position & 7);
     if (failure !== undefined) {
-      this.#onResult(fetch, false);
+      this.#onResult(fetch, 'failed');
     } else if (demand.unwrittenCount === 0) {
-      this.#onResult(fetch, true);
+      this.#onResult(fetch, 'all');
+    } else if (demand.isOver) {
+      this.#conclude(fetch, demand);
     } else if (demand.isLimited) {
       demand.isLimited = false;
       this.#look(fetch, demand);
     }
+  }
+
+  /** No more blocks are waited for. */
+  #giveUp(fetch: Fetch, demand: Demand): void {
+    if (demand.written === undefined) {
+      this.#onResult(fetch, 'failed');
+      return;
+    }
+    this.forget(fetch);
+    demand.isOver = true;
+    this.#conclude(fetch, demand);
+  }
+
+  /** The result of one that was given up, once nothing of it is under way. */
+  #conclude(fetch: Fetch, { written }: Demand): void {
+    if (fetch.isClosed || fetch.writes.size > 0 || this.#matching.has(fetch)) return;
+    this.#onResult(fetch, written ?? 'failed');
+  }
+
+  #isPartial(): boolean {
+    return this.#context.remote()?.features.has('partial_fetch') === true;
   }
 
   #lookSoon(fetch: Fetch, nowMs: number): void {
@@ -259,12 +300,13 @@ export class ProducerDemands {
     const waiting = this.#pinQueue;
     this.#pinQueue = [];
     for (const fetch of waiting) {
-      if (!fetch.isClosed && fetch.demand !== undefined) this.#look(fetch, fetch.demand);
+      const { demand } = fetch;
+      if (!fetch.isClosed && demand !== undefined && !demand.isOver) this.#look(fetch, demand);
     }
   }
 }
 
 /** Blocks of it have still to be found. */
 function isWaiting({ isClosed, demand }: Fetch): boolean {
-  return !isClosed && demand !== undefined && demand.positions?.length !== 0;
+  return !isClosed && demand !== undefined && !demand.isOver && demand.positions?.length !== 0;
 }

@@ -11,7 +11,8 @@
 // that comes for it can but fail, where a fetch for an unknown round waits for blocks (prefill/decode).
 
 import type { FetchMessage, LookupMessage } from '../protocol/messages.js';
-import type { DataPeer, Failure, ServeHandle, SlotSet } from '../shards/shard-client.js';
+import type { TransferExtension } from '../protocol/write.js';
+import type { DataPeer, Failure, ServeHandle, ServeResult, SlotSet } from '../shards/shard-client.js';
 import { Deadlines } from './deadlines.js';
 import type { MessageHolder } from './held-messages.js';
 
@@ -66,6 +67,10 @@ export interface Demand {
   isLast: boolean;
   /** The last match stopped at its pin limit: look again when these pins are gone. */
   isLimited: boolean;
+  /** What has been written, for a peer that takes a part of it; undefined for another. */
+  readonly written: Uint8Array | undefined;
+  /** Nothing more is started: the result comes with the end of what is being written. */
+  isOver: boolean;
   lastLookMs: number;
 }
 
@@ -75,13 +80,16 @@ export interface Write {
   readonly blockCount: number;
   readonly startedMs: number;
   /** Gives the source pins back and decides what becomes of the fetch. Called once. */
-  readonly onEnded: (failure: Failure | undefined) => void;
+  readonly onEnded: (failure: Failure | undefined, result: ServeResult) => void;
   handle: ServeHandle | undefined;
 }
 
+/** What became of a fetch: a bitmap when some of its blocks were written and the others will not be. */
+export type Written = 'all' | 'failed' | Uint8Array;
+
 /** What the peer is waiting for, sent when nothing of the pair (id, round) can land any more. */
 export type OwedAnswer =
-  | { readonly type: 'transfer_done'; readonly success: boolean; readonly checksums?: Uint8Array | undefined }
+  | ({ readonly type: 'transfer_done'; readonly success: boolean } & TransferExtension)
   | { readonly type: 'abort_ack' };
 
 /** Everything about a pair (kv_request_id, round_seq). */

@@ -161,7 +161,7 @@ export class ProducerWrites {
     this.#stop.onEnded(write);
     this.#count(write, failure, result);
     // The answer is decided before the write counts as landed, so that it leaves with the last one.
-    write.onEnded(failure);
+    write.onEnded(failure, result);
     if (fetch.isClosed && fetch.writes.size === 0) this.#forget(fetch);
     if (mayLandLater(failure)) {
       this.#stop.whenSettled(() => {
@@ -187,7 +187,7 @@ export class ProducerWrites {
       this.#context.send(
         owed.type === 'abort_ack'
           ? writeAbortAck(kvRequestId, roundSeq)
-          : writeTransferDone(kvRequestId, owed.success, roundSeq, { checksums: owed.checksums }),
+          : writeTransferDone(kvRequestId, owed.success, roundSeq, owed),
       );
     }
     this.#rounds.settle(round, this.#context.now());

@@ -3,19 +3,23 @@
 //     lookup -------------> ProducerLookups ---pins---> Leases <---takes---+
 //     fetch, was looked up ------------------------------------------------+---> ProducerWrites ---> transfer_done
 //     fetch, never looked up ---> ProducerDemands -------------------------+          |
+//     fetch of what is held ----> ProducerUnleased ------------------------+          |
 //     abort_fetch, empty fetch, end: close all of these                            WriteStop (hard stop, sockets)
 
 import type { AbortFetchMessage, FetchMessage, LookupMessage } from '../protocol/messages.js';
 import { dropMessage } from '../protocol/message-memory.js';
 import { writeAbortAck, writeTransferDone } from '../protocol/write.js';
-import type { DataPeer, SlotSet } from '../shards/shard-client.js';
+import { positionsOf } from '../../shared/bitmap.js';
+import type { DataPeer, KeySpan, SlotSet } from '../shards/shard-client.js';
 import type { HeldBudget } from './held-messages.js';
 import { HeldMessages } from './held-messages.js';
+import { pickKeys } from './key-subset.js';
 import { Leases } from './leases.js';
 import { ProducerDemands } from './producer-demands.js';
 import { ProducerLookups } from './producer-lookups.js';
-import type { Fetch, Round } from './producer-rounds.js';
+import type { Fetch, Round, Written } from './producer-rounds.js';
 import { ProducerRounds } from './producer-rounds.js';
+import { ProducerUnleased } from './producer-unleased.js';
 import { ProducerWrites } from './producer-writes.js';
 import type { DecoderRequests, PinBudget, ProducerRole, RoleContext } from './roles.js';
 import { WriteStop } from './write-stop.js';
@@ -48,6 +52,7 @@ export class Producer implements ProducerRole {
   readonly #stop: WriteStop;
   readonly #writes: ProducerWrites;
   readonly #demands: ProducerDemands;
+  readonly #unleased: ProducerUnleased;
   readonly #held: HeldMessages;
   /** Everything with deadlines, and what of it goes on when the session is over. */
   readonly #clocks: readonly Clock[];
@@ -107,13 +112,21 @@ export class Producer implements ProducerRole {
       held: this.#held,
       onLanded: onIdle,
     });
+    const onResult = (fetch: Fetch, written: Written): void => {
+      this.#endFetch(fetch, written);
+    };
     this.#demands = new ProducerDemands({
       context,
       writes: this.#writes,
       pinLimit: pinBudget.peerLimit,
-      onResult: (fetch, success) => {
-        this.#endFetch(fetch, success);
-      },
+      onResult,
+    });
+    this.#unleased = new ProducerUnleased({
+      context,
+      leases: this.#leases,
+      account,
+      writes: this.#writes,
+      onResult,
     });
     this.#clocksAfterEnd = [this.#writes, this.#stop];
     this.#clocks = [this.#lookups, this.#leases, this.#rounds, this.#demands, ...this.#clocksAfterEnd];
@@ -150,10 +163,14 @@ export class Producer implements ProducerRole {
     }
     round.owed = undefined;
     const peer = this.#context.remote()?.dataPeer;
-    const refusal = refusalOf(message, peer) ?? (this.#held.hasRoomFor(keys) ? undefined : 'max_held_bytes');
+    const isIfHeld = message.ifHeld && this.#context.remote()?.features.has('speculative_fetch') === true;
+    const refusal =
+      refusalOf(message, peer, isIfHeld) ?? (this.#held.hasRoomFor(keys) ? undefined : 'max_held_bytes');
     if (peer === undefined || refusal !== undefined) {
       if (refusal !== undefined) this.#context.counters.rejection(refusal);
       this.#refuse(round);
+    } else if (isIfHeld) {
+      this.#unleased.start(round, message, peer);
     } else if (round.isAnswered) {
       this.#serveLease(round, message, peer);
     } else {
@@ -243,16 +260,19 @@ export class Producer implements ProducerRole {
   }
 
   #serveLease(round: Round, message: FetchMessage, peer: DataPeer): void {
+    const isPartial = this.#context.remote()?.features.has('partial_fetch') === true;
     const leases = this.#leases.take(round);
     if (leases.length === 0) {
-      this.#refuse(round);
+      if (isPartial) this.#unleased.start(round, message, peer);
+      else this.#refuse(round);
       return;
     }
     const { keys, blockIndexes: indexes } = message;
     const fetch = this.#writes.begin(round, message, peer, undefined);
-    this.#writes.write(fetch, { peer, indexes, byLease: { keys, leases } }, keys.count, (failure) => {
+    const request = { peer, indexes, byLease: { keys, leases, isPartial } };
+    this.#writes.write(fetch, request, keys.count, (failure, { written }) => {
       this.#leases.giveBack(leases);
-      if (!fetch.isClosed) this.#endFetch(fetch, failure === undefined);
+      if (!fetch.isClosed) this.#endFetch(fetch, failure === undefined ? (written ?? 'all') : 'failed');
     });
   }
 
@@ -268,24 +288,37 @@ export class Producer implements ProducerRole {
   }
 
   /** All is written, or nothing more will be. With checksums the consumer is told what it should have got. */
-  #endFetch(fetch: Fetch, success: boolean): void {
-    if (!success || this.#context.remote()?.features.has('checksums') !== true) {
-      this.#closeFetch(fetch, success, undefined);
+  #endFetch(fetch: Fetch, written: Written): void {
+    const { shards } = this.#context;
+    const keys = this.#writtenKeys(fetch, written);
+    if (keys.count === 0 || this.#context.remote()?.features.has('checksums') !== true) {
+      this.#closeFetch(fetch, written, undefined);
       return;
     }
-    const { shards } = this.#context;
-    shards.match(fetch.message.keys, { pin: false }, (_failure, set) => {
+    shards.match(keys, { pin: false }, (_failure, set) => {
       const checksums = set && shards.checksumsOf(set);
       if (set) shards.release(set);
-      if (!fetch.isClosed && !this.#isEnded) this.#closeFetch(fetch, true, checksums);
+      if (!fetch.isClosed && !this.#isEnded) this.#closeFetch(fetch, written, checksums);
     });
   }
 
-  #closeFetch(fetch: Fetch, success: boolean, checksums: Uint8Array | undefined): void {
+  #writtenKeys({ message: { keys } }: Fetch, written: Written): KeySpan {
+    if (written === 'all') return keys;
+    const positions = written === 'failed' ? new Int32Array(0) : positionsOf(written, keys.count, true);
+    return pickKeys(keys, positions, this.#context.shards.keyBytes);
+  }
+
+  #closeFetch(fetch: Fetch, written: Written, checksums: Uint8Array | undefined): void {
     this.#demands.forget(fetch);
     this.#writes.close(fetch);
+    const success = written === 'all';
     if (success) this.#decoderRequests.onFetched(fetch.round.kvRequestId);
-    this.#writes.owe(fetch.round, { type: 'transfer_done', success, checksums });
+    this.#writes.owe(fetch.round, {
+      type: 'transfer_done',
+      success,
+      checksums,
+      written: typeof written === 'string' ? undefined : written,
+    });
   }
 
   #tellDemands(kvRequestId: string, isLast: boolean): void {
@@ -304,9 +337,9 @@ export class Producer implements ProducerRole {
 }
 
 /** Why a fetch cannot be served whatever the pool holds; a label of the rejection counter. */
-function refusalOf(message: FetchMessage, peer: DataPeer | undefined): string | undefined {
+function refusalOf(message: FetchMessage, peer: DataPeer | undefined, isIfHeld: boolean): string | undefined {
   if (peer === undefined) return 'no_data_plane';
   if (message.overRangeCount > 0) return 'bad_destination';
-  if (message.keys.foreignCount > 0) return 'foreign_key';
+  if (message.keys.foreignCount > 0 && !isIfHeld) return 'foreign_key';
   return undefined;
 }

@@ -67,6 +67,8 @@ export type MissReason =
   | 'no-slot'
   | 'joined-failed'
   | 'checksum'
+  /** The source wrote the other blocks of the fetch: it did not hold this one any more. */
+  | 'not-held'
   /** The caller gave up, or its request ended. */
   | 'cancelled'
   /** More keys than one message may name. */
@@ -209,6 +211,10 @@ export interface ConsumerRole {
 export interface LoadOptions {
   /** Run after the slots are reserved and before the fetch is sent (replay poisons them here). */
   readonly beforeFetch?: (set: SlotSet, proceed: () => void) => void;
+  /** The fetch has been sent. */
+  readonly onFetch?: (() => void) | undefined;
+  /** No lookup says that the peer holds the blocks: what it does not hold is a miss. For `speculative_fetch` only. */
+  readonly ifHeld?: boolean;
 }
 
 /** Who may still write to quarantined slots: a peer, by address and by what tells one run of it from another. */
@@ -300,6 +306,8 @@ export interface PinAccount {
   fits(count: number): boolean;
   /** Most different slots this peer may pin now, those it pins already included. */
   readonly slotLimit: number;
+  /** As many more slots may be pinned, whichever they are; may be below 0. */
+  readonly room: number;
   /**
    * It is the reservations of other peers' matches, which end within milliseconds, that leave less than this peer's own
    * limit. Calls back once when the next of them has been settled. False when that is not so.

@@ -576,6 +576,19 @@ export class ShardsClient implements ShardClient {
     });
   }
 
+  markUnwritten(set: SlotSet, positions: Int32Array): void {
+    const own = this.own(set);
+    this.checkIdle(own);
+    const { bytes } = this.extents.memory;
+    const statuses = this.extents.memory.statusesAt(own.extent);
+    for (const position of positions) {
+      if (bytes[statuses + position] !== PositionStatus.Reserved) continue;
+      bytes[statuses + position] = PositionStatus.Damaged;
+      own.counts.reserved -= 1;
+      own.counts.damaged += 1;
+    }
+  }
+
   checksumsOf(set: SlotSet): Uint8Array {
     const { bytes } = this.extents.memory;
     const { slots, count } = set;

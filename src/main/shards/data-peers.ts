@@ -1,5 +1,6 @@
 // Remote peers on main: which mover holds which peer, serves to them, hard stops, and loading them again after a loss.
 
+import { packBits } from '../../shared/bitmap.js';
 import type { Layout } from '../../shared/layout.js';
 import {
   ADD_PEER_SCRATCH,
@@ -275,7 +276,10 @@ export class DataPeers {
       keys: byLease?.keys,
       indexes,
       leases: byLease === undefined ? undefined : held,
-      flags: byLease === undefined ? 0 : ExtentFlag.ByLease,
+      flags:
+        byLease === undefined
+          ? 0
+          : ExtentFlag.ByLease | (byLease.isPartial === true ? ExtentFlag.Partial : 0),
       pinLimit: 0,
       peerNumBlocks: peer.numBlocks,
     });
@@ -292,8 +296,9 @@ export class DataPeers {
         done: (outcome, result0) => {
           let blockCount = result0;
           if (blockCount === LOST_RESULT) blockCount = outcome === Outcome.Ok ? presentCount(work) : 0;
+          const written = outcome === Outcome.Ok && byLease?.isPartial === true ? writtenOf(work) : undefined;
           this.parts.giveBack(work);
-          done(failureOf(outcome), { blockCount, bytes: blockCount * layout.blockBytes });
+          done(failureOf(outcome), { blockCount, bytes: blockCount * layout.blockBytes, written });
         },
       },
       1 << peer.mover,
@@ -304,8 +309,17 @@ export class DataPeers {
 /** Positions that a serve writes. */
 function presentCount(set: ExtentSet): number {
   let count = 0;
-  for (const status of set.statuses) {
-    if (status === PositionStatus.Pinned || status === PositionStatus.Found) count += 1;
-  }
+  for (const status of set.statuses) if (isPresent(status)) count += 1;
   return count;
+}
+
+/** The bitmap of what a serve has written; undefined when that is everything. */
+function writtenOf(set: ExtentSet): Uint8Array | undefined {
+  const { statuses } = set;
+  if (statuses.every(isPresent)) return undefined;
+  return packBits(set.count, (position) => isPresent(statuses[position]));
+}
+
+function isPresent(status: number): boolean {
+  return status === PositionStatus.Pinned || status === PositionStatus.Found;
 }

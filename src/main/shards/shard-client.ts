@@ -70,7 +70,12 @@ export interface ServeRequest {
   /** Destination slot per key. */
   readonly indexes: Int32Array;
   /** By lease: the keys are resolved through these sets' pins, nothing is pinned again. */
-  readonly byLease?: { readonly keys: KeySpan; readonly leases: readonly SlotSet[] };
+  readonly byLease?: {
+    readonly keys: KeySpan;
+    readonly leases: readonly SlotSet[];
+    /** Keys that the leases do not hold are left out; without it they fail the whole serve. */
+    readonly isPartial?: boolean;
+  };
   /** Resolved: a set from match() of the fetch's own keys; its Pinned positions are written. */
   readonly resolved?: SlotSet;
 }
@@ -78,6 +83,8 @@ export interface ServeRequest {
 export interface ServeResult {
   readonly blockCount: number;
   readonly bytes: number;
+  /** A partial serve that left keys out and has ended well: which ones it wrote, see shared/bitmap.ts. */
+  readonly written?: Uint8Array | undefined;
 }
 
 export interface ServeHandle {
@@ -155,6 +162,11 @@ export interface ShardClient {
    * one is Damaged afterwards and will be a miss: publish() gives its slot back.
    */
   verifyChecksums(set: SlotSet, expected: Uint8Array, done: Done<{ readonly damagedCount: number }>): void;
+  /**
+   * These Reserved positions never got their bytes, and nobody will write them: from here on they are as Damaged ones,
+   * and publish() or abandon() gives their slots back. At once.
+   */
+  markUnwritten(set: SlotSet, positions: Int32Array): void;
   /** The checksums that are kept for the set's slots, 8 bytes per key, 0 where there is none. */
   checksumsOf(set: SlotSet): Uint8Array;
   poison(set: SlotSet, done: Done<undefined>): void;

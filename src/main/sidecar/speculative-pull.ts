@@ -214,16 +214,16 @@ export class SpeculativePulls {
       });
       const keys = await this.#keysOf(prompt.tokenIds, context, signal);
       if (isOver()) return endOf(late);
-      const { leadingCount } = await request.lookup(keys);
-      if (isOver()) return endOf(late);
-      if (leadingCount === 0) return 'nothing';
-      const leading = keys.subarray(0, leadingCount * this.#peer.keyBytes);
-      this.#describe(leading, prompt.tokenIds, context);
-      const loading = request.load(leading);
-      onExpected();
-      const load = await loading;
+      // The source was named by whoever routes by what it holds.
+      const load = await request.load(keys, { expect: 'held', onStarted: onExpected });
       const { pulledCount } = load;
+      const firstMissing = load.slots.indexOf(-1);
+      const leadingCount = firstMissing < 0 ? load.count : firstMissing;
       load.release();
+      if (leadingCount > 0) {
+        this.#describe(keys.subarray(0, leadingCount * this.#peer.keyBytes), prompt.tokenIds, context);
+        onExpected();
+      }
       this.#blocks.inc(pulledCount);
       if (pulledCount > 0) return 'pulled';
       return isOver() ? endOf(late) : 'nothing';

@@ -278,6 +278,26 @@ describe('operations in flight', () => {
     expect(String(caught[0])).toContain('a mistake');
   });
 
+  it('are seen to later when what runs behind them throws', () => {
+    const node = new Node();
+    const worker = node.worker(0);
+    node.inFlight.onDrained = () => {
+      node.inFlight.onDrained = undefined;
+      throw new Error('a fault of the node');
+    };
+    node.ask('a');
+    node.ask('b');
+    const [a, b] = worker.take();
+    worker.finish(a);
+    expect(() => {
+      node.inFlight.drain();
+    }).toThrow('a fault of the node');
+    worker.finish(b);
+    vi.runAllTimers();
+    expect(node.ends).toEqual(['a: 0', 'b: 0']);
+    expect(Atomics.load(node.words, mainArmedWord(node.layout) / 4)).toBe(1);
+  });
+
   it('end as closed when the node closes, open or waiting, and later ones too', async () => {
     const node = new Node();
     for (let i = 0; i < ADMITTED; i += 1) node.ask('open');

@@ -289,6 +289,20 @@ export class OperationsInFlight {
   };
 
   private drainNow(): void {
+    let isAsleep = false;
+    try {
+      isAsleep = this.drainSome();
+    } finally {
+      // Also when something threw: nobody wakes the main thread while its word is not armed.
+      if (!isAsleep && !this.isClosed) {
+        this.isScheduled = true;
+        setImmediate(this.drainLater);
+      }
+    }
+  }
+
+  /** @returns whether everything was seen and main's word is armed */
+  private drainSome(): boolean {
     let budget = DRAIN_BUDGET;
     // What comes while the rest is handled is handled, too: a turn of the event loop for it would cost more than it.
     do {
@@ -299,9 +313,7 @@ export class OperationsInFlight {
       this.pump();
       this.onDrained?.();
     } while (budget > 0 && !this.isClosed && !this.goToSleep());
-    if (budget > 0 || this.isClosed) return;
-    this.isScheduled = true;
-    setImmediate(this.drainLater);
+    return budget > 0 && !this.isClosed;
   }
 
   /** Arms main's word. @returns false when something has arrived meanwhile: then the word is not armed */

@@ -4,6 +4,7 @@ import { afterEach, expect, test } from 'vitest';
 
 import type { RemotePeerOptions } from '../fixtures/remote-peer.js';
 import { eventually, RemotePeer } from '../fixtures/remote-peer.js';
+import { freePort } from '../helpers/free-port.js';
 
 /**
  * No clock ends anything here that is only late, as all is on a busy machine. A test makes short what it waits for to
@@ -143,8 +144,8 @@ test('a producer killed during writes: the loads end as misses, nothing is torn,
 
 test('a peer restarted at the same address, five times: each run is found and pulled from', async () => {
   const consumer = await start();
-  let producer = await start();
-  const port = producer.named('').remote_port;
+  const port = await freePort();
+  let producer = await start({ port });
   for (let run = 0; run < 5; run++) {
     if (run > 0) {
       await producer.destroy();

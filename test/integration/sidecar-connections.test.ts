@@ -9,12 +9,13 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { request } from 'undici';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
+import { freePort } from '../helpers/free-port.js';
+import { certificateFolder } from './support/certificate.js';
 import { ModelServer, rawExchange } from './support/model-server.js';
 import {
   CHAT,
   FROM_SOURCE,
   counted,
-  deadPort,
   opened,
   rawServer,
   requestText,
@@ -84,7 +85,7 @@ describe('a client that gets its answer before it has sent its body', () => {
   });
 
   it('gets the 503 while no model server listens', async () => {
-    await restart({ modelServerPort: await deadPort() });
+    await restart({ modelServerPort: await freePort() });
     expect(await answerAfterUpload('/v1/embeddings', 'connection: close\r\n')).toMatch(/^HTTP\/1\.1 503 /);
   });
 
@@ -145,7 +146,7 @@ describe('a client that ends its side after its request', () => {
   });
 
   it('has left when it was a TLS connection', async () => {
-    await restart({ secureServing: true });
+    await restart({ secureServing: true, certPath: await certificateFolder() });
     prefiller.script = () => undefined;
     const socket = connectTls({ port: sidecar.port, host: '127.0.0.1', rejectUnauthorized: false });
     socket.on('error', () => undefined);
@@ -228,7 +229,7 @@ describe('a drain', () => {
   });
 
   it('closes a TLS connection at once that has never sent a request, or is not through its handshake', async () => {
-    await restart({ secureServing: true });
+    await restart({ secureServing: true, certPath: await certificateFolder() });
     const handshake = await opened(sidecar.port);
     handshake.write(Buffer.from([0x16, 0x03, 0x01]));
     const silent = connectTls({ port: sidecar.port, host: '127.0.0.1', rejectUnauthorized: false });

@@ -50,13 +50,13 @@ import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { request } from 'undici';
-import { makeSelfSigned } from '../../src/main/sidecar/self-signed.js';
 import { packageRoot } from '../../src/shared/nixl-dir.js';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { freePort } from '../helpers/free-port.js';
+import { makeCertificate } from './support/certificate.js';
 import { ModelServer } from './support/model-server.js';
-import { CHAT, counted, deadPort, opened, requestText, startSidecar } from './support/sidecar.js';
+import { CHAT, counted, opened, requestText, startSidecar } from './support/sidecar.js';
 
 let decoder: ModelServer;
 let prefiller: ModelServer;
@@ -165,7 +165,7 @@ describe('profile A', () => {
   });
 
   it('hides that no prefiller listens', async () => {
-    expect(await ask(CHAT, via(await deadPort()))).toMatchObject({ status: 200, text: '{"ok":true}' });
+    expect(await ask(CHAT, via(await freePort()))).toMatchObject({ status: 200, text: '{"ok":true}' });
   });
 
   it('lets the prefill go on when the client leaves, or no model server listens', async () => {
@@ -183,7 +183,7 @@ describe('profile A', () => {
     expect(prefiller.abortedCount).toBe(0);
     finish();
     await sidecar.close();
-    sidecar = await startSidecar(await deadPort(), { profile: 'A' });
+    sidecar = await startSidecar(await freePort(), { profile: 'A' });
     expect(await ask(CHAT, via(prefiller))).toMatchObject({ status: 503 });
     await prefiller.until(() => prefiller.legs.length === 2);
     finish();
@@ -202,7 +202,7 @@ describe('profile A', () => {
 
 describe('profile B', () => {
   it('answers 502 when no prefiller listens, and sends no decode', async () => {
-    const { status, text } = await ask(CHAT, via(await deadPort()));
+    const { status, text } = await ask(CHAT, via(await freePort()));
     expect(status).toBe(502);
     expect(JSON.parse(text)).toMatchObject({ type: 'BadGateway' });
     expect(decoder.legs).toHaveLength(0);
@@ -267,7 +267,7 @@ describe('everything else', () => {
 
   it('but health, which the sidecar answers itself also while no model server is there', async () => {
     await sidecar.close();
-    sidecar = await startSidecar(await deadPort());
+    sidecar = await startSidecar(await freePort());
     expect(await ask('/health', {}, null, 'GET')).toEqual({ status: 200, text: '' });
     expect(await ask('/health', {}, null, 'HEAD')).toEqual({ status: 200, text: '' });
     expect(await ask('/v1/models', {}, null, 'GET')).toMatchObject({ status: 503 });
@@ -313,7 +313,7 @@ describe('IPv6', () => {
 
 describe('TLS to the model servers', () => {
   it('is used for the legs that --enable-tls names; a certificate that cannot be verified is a 502', async () => {
-    const tls = await makeSelfSigned();
+    const tls = await makeCertificate('localhost');
     const secure = await ModelServer.start({ tls });
     await restart({ modelServerPort: secure.port, enableTls: ['decoder'] });
     expect(await ask('/v1/models', {}, null, 'GET')).toMatchObject({ status: 502 });

@@ -8,6 +8,7 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 
 import { createSidecar, type Sidecar } from '../../src/main/sidecar/sidecar.js';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
+import { freePort } from '../helpers/free-port.js';
 import { LogLines } from '../helpers/log-lines.js';
 
 class ModelServer {
@@ -156,8 +157,7 @@ test('a hint goes through the allow-list, by the serving port of its rank', asyn
   expect(decoder.bodies[1]).toBe('{}');
   expect(await ignoredHints()).toEqual({ 'endpoint-denied': 1 });
   await sidecar?.close({ drainMs: 0 });
-  const { port } = await start({ ssrfAllow: ['10.0.0.7:1'] });
-  await sidecar?.close({ drainMs: 0 });
+  const port = await freePort();
   await start({ port, ssrfAllow: [`10.0.0.9:${port}`] });
   await post(`{"kv_hints":${hintsTo('10.0.0.9:7777')}}`);
   expect(withoutIds(decoder.bodies[2])).toBe(`{"kv_transfer_params":${SOURCE}}`);

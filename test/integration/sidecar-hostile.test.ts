@@ -5,12 +5,13 @@ import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
+import { freePort } from '../helpers/free-port.js';
+import { certificateFolder } from './support/certificate.js';
 import { ModelServer, rawExchange } from './support/model-server.js';
 import {
   CHAT,
   FROM_SOURCE,
   counted,
-  deadPort,
   opened,
   rawServer,
   requestText,
@@ -57,7 +58,7 @@ describe('a close', () => {
   });
 
   it('does not wait for a client that stopped inside its TLS handshake', async () => {
-    await restart({ secureServing: true });
+    await restart({ secureServing: true, certPath: await certificateFolder() });
     const client = await opened(sidecar.port);
     client.write(Buffer.from([0x16, 0x03, 0x01]));
     await sidecar.close({ drainMs: 1 });
@@ -130,7 +131,7 @@ describe('bodies and heads', () => {
   );
 
   it('answers 502 when its model server is the sidecar itself, instead of going round without end', async () => {
-    const port = await deadPort();
+    const port = await freePort();
     await restart({ port, modelServerPort: port });
     for (const headers of ['', FROM_SOURCE]) {
       const text = await rawExchange(sidecar.port, post(CHAT, '{}', headers));

@@ -8,8 +8,9 @@ import type { Duplex } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
+import { freePort } from '../helpers/free-port.js';
 import { rawExchange } from './support/model-server.js';
-import { counted, deadPort, opened, startSidecar } from './support/sidecar.js';
+import { counted, opened, startSidecar } from './support/sidecar.js';
 
 const KEY = 'dGhlIHNhbXBsZSBub25jZQ==';
 const HELLO =
@@ -99,7 +100,7 @@ describe('a WebSocket', () => {
 
   it('is a 503 while nothing listens at the model server', async () => {
     await sidecar.close();
-    sidecar = await startSidecar(await deadPort());
+    sidecar = await startSidecar(await freePort());
     expect(await rawExchange(sidecar.port, HELLO)).toMatch(/^HTTP\/1\.1 503 [^]*"type":"ServiceUnavailable"/);
   });
 });

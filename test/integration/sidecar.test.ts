@@ -8,6 +8,7 @@ import { createLogger } from '../../src/main/observe/log.js';
 import type { Decision } from '../../src/main/sidecar/hooks.js';
 import type { SidecarOptions } from '../../src/main/sidecar/options.js';
 import { createSidecar, type Sidecar } from '../../src/main/sidecar/sidecar.js';
+import { freePort } from '../helpers/free-port.js';
 import { ModelServer, rawExchange, type RecordedLeg } from './support/model-server.js';
 
 const CHAT = '/v1/chat/completions';
@@ -419,10 +420,7 @@ describe('answers', () => {
   });
 
   it('is a 503 while nothing listens at the model server', async () => {
-    const free = await ModelServer.start();
-    const { port } = free;
-    await free.close();
-    await restart({ modelServerPort: port });
+    await restart({ modelServerPort: await freePort() });
     const answer = await post(CHAT, '{}', FROM_SOURCE);
     expect(answer.status).toBe(503);
     expect(JSON.parse(answer.text)).toMatchObject({ type: 'ServiceUnavailable', code: 503 });

@@ -2,7 +2,7 @@
 
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import { freePort } from '../../helpers/free-port.js';
 
 interface StoredObject {
   metadata: {
@@ -65,9 +65,10 @@ export class KubernetesApi {
 
   async start(): Promise<void> {
     this.#server = this.#make();
+    // None that somebody else may get between a stop and the next start.
+    if (this.#port === 0) this.#port = await freePort();
     this.#server.listen(this.#port, '127.0.0.1');
     await once(this.#server, 'listening');
-    this.#port = (this.#server.address() as AddressInfo).port;
   }
 
   /** Ends every connection, as a server that is restarted does; start() takes the same port again. */

@@ -28,16 +28,6 @@ export function requestText(path: string, body: string | Buffer, headers = 'conn
   return head + bytes.toString('latin1');
 }
 
-/** A port that nobody listens on. */
-export async function deadPort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  await once(server, 'close');
-  return port;
-}
-
 /** A server of raw connections. */
 export interface RawServer {
   readonly port: number;

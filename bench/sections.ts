@@ -9,6 +9,7 @@ import { lookupLoadBench } from './lookup-load.js';
 import { lookupRoundTripBench } from './lookup-round-trip.js';
 import { lookupSplitBench } from './lookup-split.js';
 import { lookupTailBench } from './lookup-tail.js';
+import { dataCompletionBench } from './ext-data-completion.js';
 import { packedKeysBench } from './ext-packed-keys.js';
 import { matchBench } from './match.js';
 import { codecBench } from './parts-codec.js';
@@ -34,6 +35,7 @@ export const SECTIONS: readonly Section[] = [
   lookupLoadBench,
   lookupTailBench,
   packedKeysBench,
+  dataCompletionBench,
   serveSplitBench,
   serveBench,
   idleBench,

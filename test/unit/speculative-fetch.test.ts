@@ -117,6 +117,86 @@ describe('a producer', () => {
     expect(node.budget.total).toBe(4);
   });
 
+  it('counts a block that the peer pins already once: a lookup of the round costs the fetch nothing', () => {
+    const { node, peer } = start({ numBlocks: 16, limits: { peerPinShare: 0.25 } });
+    node.put(1, 2, 3);
+    peer.lookup('r', 0, 1, 2, 3);
+    peer.sent();
+    peer.fetchHeld('r', 0, 1, 2, 3);
+    peer.endServe();
+    expect(peer.sent()).toEqual(['transfer_done r#0 true']);
+    expect(node.pins).toBe(0);
+    expect(node.budget.total).toBe(0);
+  });
+
+  it('lets the pins of lookups of the round go when there is nothing to write', () => {
+    const { node, peer } = start();
+    node.put(1, 2);
+    peer.lookup('r', 0, 1, 2);
+    peer.sent();
+    peer.fetchHeld('r', 0, 3);
+    expect(peer.sent()).toEqual(['transfer_done r#0 false 00000000']);
+    expect(node.pins).toBe(0);
+  });
+
+  it('lets them go when the worker that matches dies', () => {
+    const { node, peer } = start();
+    node.put(1, 2);
+    peer.lookup('r', 0, 1, 2);
+    peer.sent();
+    node.shards.failNext('match', { code: 'KVPEER_WORKER_LOST' });
+    peer.fetchHeld('r', 0, 1);
+    expect(peer.sent()).toEqual(['transfer_done r#0 false']);
+    expect(node.pins).toBe(0);
+  });
+
+  it('misses nothing because of what other fetches and lookups of the peer could have found', () => {
+    const { node, peer } = start({ numBlocks: 16, limits: { peerPinShare: 0.25 } });
+    node.put(1, 2);
+    node.shards.hold('match');
+    peer.fetchHeld('a', 0, 11, 12, 13);
+    peer.lookup('b', 0, 14, 15, 16);
+    peer.fetchHeld('c', 0, 1, 2);
+    node.shards.resume('match');
+    node.shards.settle();
+    peer.endServe();
+    expect(peer.sent()).toEqual([
+      'transfer_done a#0 false 00000000',
+      'lookup_resp b#0 000',
+      'transfer_done c#0 true',
+    ]);
+  });
+
+  it('misses nothing because of what other peers could have found', async () => {
+    const { node, peer } = start({ numBlocks: 16, limits: { peerPinShare: 0.25 } });
+    const others = [node.session(BOTH), node.session(BOTH)];
+    node.put(1, 2);
+    node.shards.hold('match');
+    for (const other of others) other.fetchHeld('r', 0, 11, 12, 13, 14);
+    peer.fetchHeld('r', 0, 1, 2);
+    node.shards.resume('match');
+    node.shards.settle();
+    // Those that wait for other peers are called in a microtask.
+    await Promise.resolve();
+    node.shards.settle();
+    peer.endServe();
+    expect(peer.sent()).toEqual(['transfer_done r#0 true']);
+  });
+
+  it('is dropped without a match when its abort comes while it waits for its turn', () => {
+    const { node, peer } = start({ numBlocks: 16, limits: { peerPinShare: 0.25 } });
+    node.put(1, 2);
+    node.shards.hold('match');
+    peer.fetchHeld('a', 0, 11, 12, 13);
+    peer.fetchHeld('b', 0, 1, 2);
+    peer.abort('b', 0);
+    node.shards.resume('match');
+    node.shards.settle();
+    expect(peer.sent()).toEqual(['abort_ack b#0', 'transfer_done a#0 false 00000000']);
+    expect(node.budget.heldKeys).toBe(0);
+    expect(node.pins).toBe(0);
+  });
+
   it('keeps the accounts of its pins, whatever becomes of the fetches', () => {
     const { node, peer } = start();
     node.put(1, 2);

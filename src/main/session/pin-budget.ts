@@ -104,11 +104,7 @@ class Account implements PinAccount {
   }
 
   fits(count: number): boolean {
-    return count <= this.room;
-  }
-
-  get room(): number {
-    return this.slotLimit - this.#charge;
+    return this.#charge + count <= this.slotLimit;
   }
 
   get slotLimit(): number {

@@ -15,14 +15,15 @@ import { Deadlines } from './deadlines.js';
 import type { HeldMessages } from './held-messages.js';
 import { pickKeys } from './key-subset.js';
 import type { Leases } from './leases.js';
+import type { MatchUser, PinnedMatches } from './pinned-matches.js';
 import type { Lookup, LookupWait, ProducerRounds, Round } from './producer-rounds.js';
-import type { MissReason, PinAccount, RoleContext } from './roles.js';
+import type { MissReason, RoleContext } from './roles.js';
 
 export interface ProducerLookupsOptions {
   readonly context: RoleContext;
   readonly rounds: ProducerRounds;
   readonly leases: Leases;
-  readonly account: PinAccount;
+  readonly matches: PinnedMatches;
   readonly held: HeldMessages;
 }
 
@@ -32,9 +33,6 @@ export interface ProducerLookupsOptions {
  */
 const HOLD_OF_TTL = 5 / 8;
 
-/** A lookup waits no longer than this for the matches of other peers: they come without end. */
-const OTHERS_MS = 50;
-
 /** Hold times are holdMs, half of it, a quarter ... so that each has a queue of its own. */
 const HOLD_CLASSES = 8;
 
@@ -42,23 +40,35 @@ export class ProducerLookups {
   readonly #context: RoleContext;
   readonly #rounds: ProducerRounds;
   readonly #leases: Leases;
-  readonly #account: PinAccount;
+  readonly #matches: PinnedMatches;
+  readonly #asMatches: MatchUser<Lookup>;
   readonly #held: HeldMessages;
   readonly #holds: readonly Deadlines<Lookup>[];
   /** Slot -> parked lookups that wait for it. */
   readonly #waiters = new Map<number, Set<Lookup>>();
-  /** Lookups whose keys do not fit the limits by count: they go one by one, with an exact count. */
-  #limited: Lookup[] = [];
-  #matchCount = 0;
   #openCount = 0;
   #parkedKeyCount = 0;
   #parkedCount = 0;
 
-  constructor({ context, rounds, leases, account, held }: ProducerLookupsOptions) {
+  constructor({ context, rounds, leases, matches, held }: ProducerLookupsOptions) {
     this.#context = context;
     this.#rounds = rounds;
     this.#leases = leases;
-    this.#account = account;
+    this.#matches = matches;
+    this.#asMatches = {
+      keyCount,
+      span: (lookup) => this.#span(lookup),
+      destinations: () => undefined,
+      onDropped: (lookup) => {
+        freeMessageOf(lookup.message.keys);
+      },
+      onRefused: (lookup, reason) => {
+        this.#finish(lookup, this.#hitsOf(lookup), reason, keyCount(lookup));
+      },
+      onMatched: (lookup, failure, set, isLimited) => {
+        this.#onMatched(lookup, failure, set, isLimited);
+      },
+    };
     this.#held = held;
     this.#holds = Array.from(
       { length: HOLD_CLASSES },
@@ -160,68 +170,7 @@ export class ProducerLookups {
       this.#finish(lookup, this.#hitsOf(lookup), 'hold-expired', lookup.wait?.positions.length ?? 0);
       return;
     }
-    if (this.#limited.length === 0 && this.#account.fits(keyCount(lookup))) {
-      this.#ask(lookup, undefined);
-    } else {
-      this.#limited.push(lookup);
-      this.#pumpLimited();
-    }
-  }
-
-  /**
-   * By count these lookups could exceed the limits. One at a time, when no other match of the peer is under way, they
-   * are matched against the slots that the peer pins already, each counted once.
-   */
-  #pumpLimited(): void {
-    while (this.#limited.length > 0) {
-      const [lookup] = this.#limited;
-      if (lookup.isClosed) {
-        freeMessageOf(lookup.message.keys);
-        this.#limited.shift();
-        continue;
-      }
-      const isFitting = this.#account.fits(keyCount(lookup));
-      if (!isFitting && (this.#matchCount > 0 || this.#waitForOthers(lookup))) return;
-      this.#limited.shift();
-      if (isFitting) {
-        this.#ask(lookup, undefined);
-        continue;
-      }
-      const { slotLimit, useCount } = this.#account;
-      if (slotLimit <= 0 && useCount === 0) {
-        this.#finish(lookup, this.#hitsOf(lookup), 'pin-cap', keyCount(lookup));
-        continue;
-      }
-      this.#ask(lookup, slotLimit);
-    }
-  }
-
-  /** Other peers' matches have reserved what they will hardly all pin: a miss for that would be a false one. */
-  #waitForOthers({ receivedMs }: Lookup): boolean {
-    if (this.#context.now() - receivedMs > OTHERS_MS) return false;
-    return this.#account.waitForOthers(() => {
-      this.#pumpLimited();
-    });
-  }
-
-  /** `slotLimit`: most different slots of the peer, when its keys do not fit by count. */
-  #ask(lookup: Lookup, slotLimit: number | undefined): void {
-    if (!this.#account.mayHold(keyCount(lookup))) {
-      this.#context.counters.rejection('max_held_keys');
-      this.#finish(lookup, this.#hitsOf(lookup), 'busy', keyCount(lookup));
-      return;
-    }
-    const reservation = this.#account.reserve(keyCount(lookup), slotLimit);
-    this.#matchCount += 1;
-    const isLimited = slotLimit !== undefined;
-    const options = isLimited ? { pinLimit: slotLimit, within: this.#leases.beginRead() } : {};
-    this.#context.shards.match(this.#span(lookup), options, (failure, set) => {
-      this.#matchCount -= 1;
-      this.#account.settle(reservation, set?.pinnedCount ?? 0);
-      this.#onMatched(lookup, failure, set, isLimited);
-      if (isLimited) this.#leases.endRead();
-      if (this.#limited.length > 0) this.#pumpLimited();
-    });
+    this.#matches.submit(lookup, this.#asMatches);
   }
 
   #onMatched(
@@ -232,7 +181,7 @@ export class ProducerLookups {
   ): void {
     if (lookup.isClosed) {
       freeMessageOf(lookup.message.keys);
-      if (set !== undefined) this.#discard(set);
+      if (set !== undefined) this.#matches.discard(set);
       return;
     }
     if (set === undefined) {
@@ -241,7 +190,9 @@ export class ProducerLookups {
       return;
     }
     if (set.pinnedCount > 0) this.#leases.add(lookup.round, set);
-    if (isLimited) this.#countCut(lookup, set);
+    if (isLimited) {
+      this.#matches.countCut(set, lookup.wait === undefined ? lookup.message.keys.foreignCount : 0);
+    }
     if (set.pendingCount === 0 && lookup.wait === undefined && lookup.message.keys.foreignCount === 0) {
       // The usual case: the statuses are the answer.
       this.#answer(lookup, set.statuses);
@@ -249,13 +200,6 @@ export class ProducerLookups {
       this.#merge(lookup, set);
     }
     if (set.pinnedCount === 0) this.#context.shards.release(set);
-  }
-
-  /** The round was closed while the match was under way: its pins go at once. */
-  #discard(set: SlotSet): void {
-    const { pinnedCount, count } = set;
-    this.#context.shards.release(set);
-    if (pinnedCount > 0) this.#account.give(pinnedCount, count);
   }
 
   /** Takes the result of a match into the answer, and parks what is pending. */
@@ -381,15 +325,6 @@ export class ProducerLookups {
     } else {
       this.#context.send(writeLookupResp(kvRequestId, keys, hits, isKvpeer ? { roundSeq } : {}));
     }
-  }
-
-  /** Under a limit a key that is there may have stayed unpinned; which of the misses they are the match does not tell. */
-  #countCut(lookup: Lookup, set: SlotSet): void {
-    const foreignCount = lookup.wait === undefined ? lookup.message.keys.foreignCount : 0;
-    const missCount = set.count - set.pinnedCount - set.pendingCount - foreignCount;
-    if (missCount === 0) return;
-    this.#context.counters.miss('pin-cap', missCount);
-    this.#context.counters.rejection('pin_cap');
   }
 
   #hitsOf(lookup: Lookup): Uint8Array {

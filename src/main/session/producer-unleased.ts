@@ -10,14 +10,15 @@ import { packBits } from '../../shared/bitmap.js';
 import { Outcome, PositionStatus } from '../../shared/operations.js';
 import type { DataPeer, Failure, SlotSet } from '../shards/shard-client.js';
 import type { Leases } from './leases.js';
+import type { MatchUser, PinnedMatches } from './pinned-matches.js';
 import type { Fetch, Round, Written } from './producer-rounds.js';
 import type { ProducerWrites } from './producer-writes.js';
-import type { PinAccount, RoleContext } from './roles.js';
+import type { RoleContext } from './roles.js';
 
 export interface ProducerUnleasedOptions {
   readonly context: RoleContext;
   readonly leases: Leases;
-  readonly account: PinAccount;
+  readonly matches: PinnedMatches;
   readonly writes: ProducerWrites;
   /** The fetch has its result, once. */
   readonly onResult: (fetch: Fetch, written: Written) => void;
@@ -26,59 +27,64 @@ export interface ProducerUnleasedOptions {
 export class ProducerUnleased {
   readonly #context: RoleContext;
   readonly #leases: Leases;
-  readonly #account: PinAccount;
+  readonly #matches: PinnedMatches;
+  readonly #asMatches: MatchUser<Fetch>;
   readonly #writes: ProducerWrites;
   readonly #onResult: ProducerUnleasedOptions['onResult'];
 
-  constructor({ context, leases, account, writes, onResult }: ProducerUnleasedOptions) {
+  constructor({ context, leases, matches, writes, onResult }: ProducerUnleasedOptions) {
     this.#context = context;
     this.#leases = leases;
-    this.#account = account;
+    this.#matches = matches;
     this.#writes = writes;
     this.#onResult = onResult;
+    this.#asMatches = {
+      keyCount: ({ message }) => message.keys.count,
+      span: ({ message }) => message.keys,
+      destinations: ({ message, peer }) => ({ indexes: message.blockIndexes, numBlocks: peer.numBlocks }),
+      onDropped: () => undefined,
+      onRefused: (fetch, reason) => {
+        const { count } = fetch.message.keys;
+        if (reason === 'pin-cap') context.counters.rejection('pin_cap');
+        context.counters.miss(reason, count);
+        this.#end(
+          fetch,
+          packBits(count, () => false),
+        );
+      },
+      onMatched: (fetch, failure, set, isLimited) => {
+        this.#onMatched(fetch, failure, set, isLimited);
+      },
+    };
   }
 
   start(round: Round, message: FetchMessage, peer: DataPeer): void {
-    const { keys, blockIndexes: indexes } = message;
-    const { counters, shards } = this.#context;
+    const { keys } = message;
     const fetch = this.#writes.begin(round, message, peer, undefined);
-    const pinLimit = Math.min(keys.count, this.#account.room);
-    if (pinLimit <= 0 || !this.#account.mayHold(keys.count)) {
-      counters.rejection(pinLimit <= 0 ? 'pin_cap' : 'max_held_keys');
-      counters.miss(pinLimit <= 0 ? 'pin-cap' : 'busy', keys.count);
-      this.#onResult(
-        fetch,
-        packBits(keys.count, () => false),
-      );
-      return;
-    }
-    if (keys.foreignCount > 0) counters.miss('foreign-key', keys.foreignCount);
-    const reservation = this.#account.reserve(keys.count, this.#account.slotLimit);
-    const destinations = { indexes, numBlocks: peer.numBlocks };
-    const isCut = pinLimit < keys.count;
-    shards.match(keys, isCut ? { destinations, pinLimit } : { destinations }, (failure, set) => {
-      this.#account.settle(reservation, set?.pinnedCount ?? 0);
-      if (isCut && set?.pinnedCount === pinLimit) counters.rejection('pin_cap');
-      this.#onMatched(fetch, failure, set);
-    });
+    if (keys.foreignCount > 0) this.#context.counters.miss('foreign-key', keys.foreignCount);
+    this.#matches.submit(fetch, this.#asMatches);
   }
 
-  #onMatched(fetch: Fetch, failure: Failure | undefined, set: SlotSet | undefined): void {
+  #onMatched(fetch: Fetch, failure: Failure | undefined, set: SlotSet | undefined, isLimited: boolean): void {
     if (set === undefined) {
       if (!fetch.isClosed) this.#onMatchFailed(fetch, failure);
       return;
     }
-    const { count, pinnedCount, statuses } = set;
-    const isPinned = (position: number): boolean => statuses[position] === PositionStatus.Pinned;
-    const isWanted = !fetch.isClosed && !this.#isGivenUp(fetch);
-    const written = pinnedCount === count ? 'all' : packBits(count, isPinned);
-    if (isWanted && pinnedCount > 0) {
-      this.#write(fetch, set, written);
+    if (fetch.isClosed || this.#isGivenUp(fetch)) {
+      this.#matches.discard(set);
+      if (!fetch.isClosed) this.#end(fetch, 'failed');
       return;
     }
-    this.#context.shards.release(set);
-    if (pinnedCount > 0) this.#account.give(pinnedCount, count);
-    if (!fetch.isClosed) this.#onResult(fetch, isWanted ? written : 'failed');
+    if (isLimited) this.#matches.countCut(set, fetch.message.keys.foreignCount);
+    const { count, pinnedCount, statuses } = set;
+    const isPinned = (position: number): boolean => statuses[position] === PositionStatus.Pinned;
+    const written = pinnedCount === count ? 'all' : packBits(count, isPinned);
+    if (pinnedCount > 0) {
+      this.#write(fetch, set, written);
+    } else {
+      this.#matches.discard(set);
+      this.#end(fetch, written);
+    }
   }
 
   #onMatchFailed(fetch: Fetch, failure: Failure | undefined): void {
@@ -88,7 +94,7 @@ export class ProducerUnleased {
     } else {
       counters.miss(failure?.code === 'KVPEER_BUSY' ? 'busy' : 'worker-lost', fetch.message.keys.count);
     }
-    this.#onResult(fetch, 'failed');
+    this.#end(fetch, 'failed');
   }
 
   #write(fetch: Fetch, set: SlotSet, written: Written): void {
@@ -101,6 +107,12 @@ export class ProducerUnleased {
       this.#leases.giveBack(sets);
       if (!fetch.isClosed) this.#onResult(fetch, failure === undefined ? written : 'failed');
     });
+  }
+
+  /** Without a write. The pins of lookups of the round go here, too. */
+  #end(fetch: Fetch, written: Written): void {
+    this.#leases.drop(fetch.round);
+    this.#onResult(fetch, written);
   }
 
   #isGivenUp({ message, receivedMs }: Fetch): boolean {

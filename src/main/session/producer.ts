@@ -15,6 +15,7 @@ import type { HeldBudget } from './held-messages.js';
 import { HeldMessages } from './held-messages.js';
 import { pickKeys } from './key-subset.js';
 import { Leases } from './leases.js';
+import { PinnedMatches } from './pinned-matches.js';
 import { ProducerDemands } from './producer-demands.js';
 import { ProducerLookups } from './producer-lookups.js';
 import type { Fetch, Round, Written } from './producer-rounds.js';
@@ -88,11 +89,12 @@ export class Producer implements ProducerRole {
         this.#rounds.settle(round, nowMs);
       },
     });
+    const matches = new PinnedMatches({ context, leases: this.#leases, account });
     this.#lookups = new ProducerLookups({
       context,
       rounds: this.#rounds,
       leases: this.#leases,
-      account,
+      matches,
       held: this.#held,
     });
     this.#stop = new WriteStop({
@@ -124,7 +126,7 @@ export class Producer implements ProducerRole {
     this.#unleased = new ProducerUnleased({
       context,
       leases: this.#leases,
-      account,
+      matches,
       writes: this.#writes,
       onResult,
     });

@@ -306,8 +306,6 @@ export interface PinAccount {
   fits(count: number): boolean;
   /** Most different slots this peer may pin now, those it pins already included. */
   readonly slotLimit: number;
-  /** As many more slots may be pinned, whichever they are; may be below 0. */
-  readonly room: number;
   /**
    * It is the reservations of other peers' matches, which end within milliseconds, that leave less than this peer's own
    * limit. Calls back once when the next of them has been settled. False when that is not so.

@@ -11,6 +11,8 @@ import { lookupSplitBench } from './lookup-split.js';
 import { lookupTailBench } from './lookup-tail.js';
 import { dataCompletionBench } from './ext-data-completion.js';
 import { packedKeysBench } from './ext-packed-keys.js';
+import { partialFetchBench } from './ext-partial-fetch.js';
+import { speculativeFetchBench } from './ext-speculative-fetch.js';
 import { matchBench } from './match.js';
 import { codecBench } from './parts-codec.js';
 import { memoryBench } from './parts-memory.js';
@@ -36,6 +38,8 @@ export const SECTIONS: readonly Section[] = [
   lookupTailBench,
   packedKeysBench,
   dataCompletionBench,
+  partialFetchBench,
+  speculativeFetchBench,
   serveSplitBench,
   serveBench,
   idleBench,

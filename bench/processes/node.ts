@@ -3,7 +3,7 @@
 import type { IntervalHistogram } from 'node:perf_hooks';
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 
-import type { PeerStats } from '../../src/main/peer-api.js';
+import type { PeerRequest, PeerStats } from '../../src/main/peer-api.js';
 import { Peer } from '../../src/main/peer.js';
 import type { PeerOptions } from '../../src/main/options.js';
 import { serveCalls } from '../support/child.js';
@@ -31,6 +31,7 @@ export class BenchNode {
   #peer: Peer | undefined;
   #delay: IntervalHistogram | undefined;
   #nextId = 1;
+  #looking: PeerRequest | undefined;
 
   async start(options: PeerOptions): Promise<StartedNode> {
     const startMs = performance.now();
@@ -135,6 +136,71 @@ export class BenchNode {
       while ((await peer.probe(keys)).hitCount > 0) await peer.evict(keys);
     }
     return times;
+  }
+
+  /**
+   * Pulls the blocks with these numbers and throws them away, each time as a request of its own: with a lookup before, as
+   * an engine does, or expecting that the source holds them. @returns ms from the request to the last block
+   */
+  async pulls(options: {
+    readonly source: string;
+    readonly first: number;
+    readonly blockCount: number;
+    readonly heldCount: number;
+    readonly expectsHeld: boolean;
+    readonly rounds: number;
+  }): Promise<Float64Array> {
+    const peer = this.#running();
+    const keys = benchKeys(options.first, options.blockCount);
+    const times = new Float64Array(options.rounds);
+    for (let i = 0; i < options.rounds; i++) {
+      const startMs = performance.now();
+      const request = peer.open({ remote_kv_source: this.#named(options.source) });
+      const load = options.expectsHeld
+        ? await request.load(keys, { expect: 'held' })
+        : await request.load(keys.subarray(0, (await request.lookup(keys)).leadingCount * peer.keyBytes));
+      times[i] = performance.now() - startMs;
+      if (load.pulledCount !== options.heldCount) throw new Error(`${load.pulledCount} blocks pulled`);
+      load.release();
+      request.finish();
+      await this.#evictAll(keys, load.pulledCount);
+    }
+    return times;
+  }
+
+  /** A request that has looked and has not loaded yet. */
+  async lookFor(source: string, first: number, count: number): Promise<void> {
+    this.#looking = this.#running().open({ remote_kv_source: this.#named(source) });
+    await this.#looking.lookup(benchKeys(first, count));
+  }
+
+  /** The load of that request; `again`: a second lookup and load, when the first brought nothing. */
+  async loadLooked(first: number, count: number, again: boolean): Promise<{ ms: number; blocks: number }> {
+    const request = this.#looking;
+    if (request === undefined) throw new Error('nothing was looked for');
+    const keys = benchKeys(first, count);
+    const startMs = performance.now();
+    let load = await request.load(keys);
+    if (again && load.pulledCount === 0) {
+      load.release();
+      await request.lookup(keys);
+      load = await request.load(keys);
+    }
+    const ms = performance.now() - startMs;
+    const blocks = load.pulledCount;
+    load.release();
+    request.finish();
+    await this.#evictAll(keys, blocks);
+    return { ms, blocks };
+  }
+
+  async evict(first: number, count: number): Promise<number> {
+    return this.#running().evict(benchKeys(first, count));
+  }
+
+  /** Pins that were given back may still be on their way to a worker. */
+  async #evictAll(keys: Uint8Array, count: number): Promise<void> {
+    for (let left = count; left > 0;) left -= await this.#running().evict(keys);
   }
 
   async close(): Promise<void> {

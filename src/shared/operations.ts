@@ -20,9 +20,12 @@ export const Opcode = {
   Release: 2,
   /** Find or insert every key. arg0 = chain position of key 0. To the owners, same extent; the last one completes. */
   Reserve: 3,
-  /** RESERVED positions become READY; with KEEP_PINS they become PINNED positions. Owners. */
+  /**
+   * RESERVED positions become READY; with KEEP_PINS they become PINNED positions. With DROP_UNWRITTEN, UNWRITTEN ones
+   * become FREE. Owners.
+   */
   Publish: 4,
-  /** RESERVED positions become FREE, or QUARANTINED with TO_QUARANTINE. Owners. */
+  /** RESERVED (or DAMAGED, UNWRITTEN) positions become FREE, or QUARANTINED with TO_QUARANTINE. Owners. */
   Abandon: 5,
   /** QUARANTINED positions become FREE. Owners. */
   Unquarantine: 6,
@@ -102,10 +105,12 @@ export const PositionStatus = {
   Quarantined: 4,
   /** Set by main before the submission: leave this position alone (a key of a foreign length, or not wanted). Reads as a miss. */
   Skip: 5,
-  /** VerifyChecksum: the bytes do not fit; or main knows that they never came. Otherwise as Reserved. */
+  /** VerifyChecksum: the bytes do not fit; otherwise as Reserved. */
   Damaged: 6,
   /** READY, found by a match without PIN. */
   Found: 7,
+  /** Set by main: Reserved, but nobody wrote the block, and nobody will. */
+  Unwritten: 8,
 } as const;
 export type PositionStatus = (typeof PositionStatus)[keyof typeof PositionStatus];
 
@@ -130,6 +135,8 @@ export const ExtentFlag = {
   KeysInMessage: 64,
   /** Serve by lease: keys that are not in the leases are misses, the others are written. */
   Partial: 128,
+  /** Publish: there are UNWRITTEN positions. */
+  DropUnwritten: 256,
 } as const;
 
 /**

@@ -132,7 +132,7 @@ export class ShardOperations implements MoverEvents {
         slots.reserve(op.extent, op.arg0);
         break;
       case Opcode.Publish:
-        slots.publish(op.extent, (memory.header(op.extent, ExtentWord.Flags) & ExtentFlag.KeepPins) !== 0);
+        this.publish(op);
         break;
       case Opcode.Abandon:
         slots.abandon(
@@ -184,6 +184,12 @@ export class ShardOperations implements MoverEvents {
         throw new Error(`unknown opcode ${op.opcode}`);
     }
     this.finish(op.opcode, op.opNumber, op.extent, Outcome.Ok, 0, 0, 0);
+  }
+
+  private publish({ extent }: Submission): void {
+    const { slots, memory } = this.parts;
+    const flags = memory.header(extent, ExtentWord.Flags);
+    slots.publish(extent, (flags & ExtentFlag.KeepPins) !== 0, (flags & ExtentFlag.DropUnwritten) !== 0);
   }
 
   /** arg0 = first position, arg1 = positions (-1: all). */

@@ -263,7 +263,7 @@ export class ShardSlots {
   }
 
   /** Reserved positions of this shard become READY. @param keepPins with one pin each: Pinned instead of Found */
-  publish(extent: number, keepPins: boolean): void {
+  publish(extent: number, keepPins: boolean, dropUnwritten = false): void {
     const status = keepPins ? PositionStatus.Pinned : PositionStatus.Found;
     let published = 0;
     this.forOwn(extent, PositionStatus.Reserved, status, (slot, generation) => {
@@ -274,13 +274,21 @@ export class ShardSlots {
     });
     this.writingCount -= published;
     this.counters.add(Counter.Publications, published);
+    if (dropUnwritten) this.giveUp(extent, PositionStatus.Unwritten, false);
     this.reportGauges();
   }
 
-  /** Reserved (or Damaged) positions of this shard become FREE, or QUARANTINED and stay the extent's. */
+  /** Reserved (or Damaged, or Unwritten) positions of this shard become FREE, or QUARANTINED and stay the extent's. */
   abandon(extent: number, toQuarantine: boolean): void {
+    this.giveUp(extent, PositionStatus.Reserved, toQuarantine);
+    this.giveUp(extent, PositionStatus.Damaged, toQuarantine);
+    this.giveUp(extent, PositionStatus.Unwritten, toQuarantine);
+    this.reportGauges();
+  }
+
+  private giveUp(extent: number, from: PositionStatus, toQuarantine: boolean): void {
     const status = toQuarantine ? PositionStatus.Quarantined : PositionStatus.Miss;
-    const step = (slot: number, generation: number): void => {
+    this.forOwn(extent, from, status, (slot, generation) => {
       if (!this.isIn(slot, Phase.Writing, generation)) return;
       this.clearEntry(slot);
       this.writingCount -= 1;
@@ -290,10 +298,7 @@ export class ShardSlots {
       } else {
         this.free(slot, generation);
       }
-    };
-    this.forOwn(extent, PositionStatus.Reserved, status, step);
-    this.forOwn(extent, PositionStatus.Damaged, status, step);
-    this.reportGauges();
+    });
   }
 
   /** Quarantined positions of this shard become FREE. */

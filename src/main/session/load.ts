@@ -180,7 +180,7 @@ export class Load {
     if (!this.isIfHeld && !this.#hasResult) context.counters.miss('not-held', missing.length);
     context.shards.markUnwritten(set, missing);
     if (count > 0) this.#verify(phase, checksums);
-    else this.#giveBack(set, phase.round, 'not-held');
+    else this.#publish(phase);
   }
 
   /** Nothing of the round can land any more. */

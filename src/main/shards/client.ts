@@ -325,7 +325,8 @@ export class ShardsClient implements ShardClient {
   release(set: SlotSet): void {
     const own = this.own(set);
     this.checkIdle(own);
-    if (own.counts.reserved > 0 || own.counts.damaged > 0 || own.counts.quarantined > 0) {
+    const { reserved, damaged, unwritten, quarantined } = own.counts;
+    if (reserved + damaged + unwritten + quarantined > 0) {
       throw new Error('a set with reserved or quarantined slots is not released but published or abandoned');
     }
     this.dropSet(own);
@@ -334,15 +335,17 @@ export class ShardsClient implements ShardClient {
   publish(set: SlotSet, options: { readonly keepPins: boolean }, done: Done<undefined>): void {
     const own = this.own(set);
     const { keepPins } = options;
-    const reserved = own.counts.reserved;
+    const { reserved, unwritten } = own.counts;
+    const hasUnwritten = unwritten > 0;
     this.settle(
       own,
       Opcode.Publish,
-      keepPins ? ExtentFlag.KeepPins : 0,
-      [PositionStatus.Reserved],
+      (keepPins ? ExtentFlag.KeepPins : 0) | (hasUnwritten ? ExtentFlag.DropUnwritten : 0),
+      hasUnwritten ? [PositionStatus.Reserved, PositionStatus.Unwritten] : [PositionStatus.Reserved],
       (failure) => {
         if (failure === undefined) {
           own.counts.reserved = 0;
+          own.counts.unwritten = 0;
           if (keepPins) {
             own.counts.pinned += reserved;
             this.pins += reserved;
@@ -376,11 +379,14 @@ export class ShardsClient implements ShardClient {
   abandon(set: SlotSet, options: { readonly quarantine: boolean }, done: Done<undefined>): void {
     const own = this.own(set);
     const { quarantine } = options;
-    const reserved = own.counts.reserved + own.counts.damaged;
+    const { damaged, unwritten } = own.counts;
+    const reserved = own.counts.reserved + damaged + unwritten;
     const flags = quarantine ? ExtentFlag.ToQuarantine : 0;
-    // The workers give up damaged positions with the others; a shard may have none but such.
+    // The workers give up damaged and unwritten positions with the others; a shard may have none but such.
     const statuses =
-      own.counts.damaged > 0 ? [PositionStatus.Reserved, PositionStatus.Damaged] : [PositionStatus.Reserved];
+      damaged + unwritten > 0
+        ? [PositionStatus.Reserved, PositionStatus.Damaged, PositionStatus.Unwritten]
+        : [PositionStatus.Reserved];
     this.settle(own, Opcode.Abandon, flags, statuses, (failure) => {
       if (failure !== undefined) {
         done(failure, undefined);
@@ -388,6 +394,7 @@ export class ShardsClient implements ShardClient {
       }
       own.counts.reserved = 0;
       own.counts.damaged = 0;
+      own.counts.unwritten = 0;
       if (quarantine) {
         own.counts.quarantined += reserved;
         this.unpinNow(own);
@@ -583,9 +590,9 @@ export class ShardsClient implements ShardClient {
     const statuses = this.extents.memory.statusesAt(own.extent);
     for (const position of positions) {
       if (bytes[statuses + position] !== PositionStatus.Reserved) continue;
-      bytes[statuses + position] = PositionStatus.Damaged;
+      bytes[statuses + position] = PositionStatus.Unwritten;
       own.counts.reserved -= 1;
-      own.counts.damaged += 1;
+      own.counts.unwritten += 1;
     }
   }
 

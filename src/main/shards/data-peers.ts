@@ -296,7 +296,8 @@ export class DataPeers {
         done: (outcome, result0) => {
           let blockCount = result0;
           if (blockCount === LOST_RESULT) blockCount = outcome === Outcome.Ok ? presentCount(work) : 0;
-          const written = outcome === Outcome.Ok && byLease?.isPartial === true ? writtenOf(work) : undefined;
+          const isPart = outcome === Outcome.Ok && byLease !== undefined && blockCount < count;
+          const written = isPart ? writtenOf(work) : undefined;
           this.parts.giveBack(work);
           done(failureOf(outcome), { blockCount, bytes: blockCount * layout.blockBytes, written });
         },
@@ -313,10 +314,9 @@ function presentCount(set: ExtentSet): number {
   return count;
 }
 
-/** The bitmap of what a serve has written; undefined when that is everything. */
-function writtenOf(set: ExtentSet): Uint8Array | undefined {
+/** The bitmap of what a serve has written. */
+function writtenOf(set: ExtentSet): Uint8Array {
   const { statuses } = set;
-  if (statuses.every(isPresent)) return undefined;
   return packBits(set.count, (position) => isPresent(statuses[position]));
 }
 

@@ -185,7 +185,8 @@ export class Extents {
         if (
           status !== PositionStatus.Reserved &&
           status !== PositionStatus.Quarantined &&
-          status !== PositionStatus.Damaged
+          status !== PositionStatus.Damaged &&
+          status !== PositionStatus.Unwritten
         ) {
           continue;
         }

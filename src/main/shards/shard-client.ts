@@ -163,8 +163,8 @@ export interface ShardClient {
    */
   verifyChecksums(set: SlotSet, expected: Uint8Array, done: Done<{ readonly damagedCount: number }>): void;
   /**
-   * These Reserved positions never got their bytes, and nobody will write them: from here on they are as Damaged ones,
-   * and publish() or abandon() gives their slots back. At once.
+   * These Reserved positions never got their bytes, and no write to them was ever begun: publish() gives their slots
+   * back, and without waiting for what may be on its way to others.
    */
   markUnwritten(set: SlotSet, positions: Int32Array): void;
   /** The checksums that are kept for the set's slots, 8 bytes per key, 0 where there is none. */

@@ -11,6 +11,8 @@ export interface SetCounts {
   reserved: number;
   /** Reserved before their bytes were found damaged. */
   damaged: number;
+  /** Reserved, and never to be written. */
+  unwritten: number;
   quarantined: number;
   leading: number;
 }
@@ -22,7 +24,15 @@ export class ExtentSet implements SlotSet {
   bytes: number;
   /** Of these, what is kept when leases, indexes and keys go. */
   readonly keptBytes: number;
-  readonly counts: SetCounts = { pinned: 0, pending: 0, reserved: 0, damaged: 0, quarantined: 0, leading: 0 };
+  readonly counts: SetCounts = {
+    pinned: 0,
+    pending: 0,
+    reserved: 0,
+    damaged: 0,
+    unwritten: 0,
+    quarantined: 0,
+    leading: 0,
+  };
   /** An operation on the set itself is under way. */
   isBusy = false;
   /** Operations that read it (a match within it, a serve by it): it is not given back before they end. */
@@ -88,7 +98,7 @@ export class ExtentSet implements SlotSet {
     const at = memory.statusesAt(this.extent);
     let isLeading = true;
     counts.pinned = counts.pending = counts.reserved = counts.damaged = 0;
-    counts.quarantined = counts.leading = 0;
+    counts.unwritten = counts.quarantined = counts.leading = 0;
     for (let i = 0; i < this.count; i += 1) {
       const status = memory.bytes[at + i];
       const isPresent = status === PositionStatus.Pinned || status === PositionStatus.Found;
@@ -98,6 +108,7 @@ export class ExtentSet implements SlotSet {
       else if (status === PositionStatus.Pending) counts.pending += 1;
       else if (status === PositionStatus.Reserved) counts.reserved += 1;
       else if (status === PositionStatus.Damaged) counts.damaged += 1;
+      else if (status === PositionStatus.Unwritten) counts.unwritten += 1;
       else if (status === PositionStatus.Quarantined) counts.quarantined += 1;
     }
   }

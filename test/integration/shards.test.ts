@@ -100,6 +100,29 @@ describe('shards with real workers', () => {
     expect(poolState(node)).toMatchObject({ pins: 0, clientPins: 0 });
   });
 
+  it('are not woken for pins that are given back while matches come one by one, nor busy with more of them', async () => {
+    const node = await start({ blocks: 2_048 });
+    await store(node, range(0, 1_100));
+    await quiet(node);
+    const afterAWhile = async (): Promise<void> => {
+      const lastMs = performance.now();
+      while (performance.now() - lastMs < 1) await new Promise(setImmediate);
+    };
+    const usual = await match(node, range(0, 1_024));
+    node.client.release(usual);
+    expect(poolState(node)).toMatchObject({ pins: 0, clientPins: 0 });
+    await afterAWhile();
+    const long = await match(node, range(0, 1_100));
+    await afterAWhile();
+    const before = node.counter(Counter.MatchedKeys);
+    node.client.release(long);
+    const next = await match(node, range(0, 200));
+    expect(node.counter(Counter.MatchedKeys) - before).toBe(0);
+    node.client.release(next);
+    await quiet(node);
+    expect(poolState(node)).toMatchObject({ pins: 0, clientPins: 0 });
+  });
+
   it('tell a changed block from its key', async () => {
     const node = await start({ blocks: 64 });
     await store(node, [1, 2]);

@@ -36,6 +36,8 @@ const TOGETHER_MS = 0.1;
 const BUSY_MS = 20;
 /** Pins up to this many are given back on the main thread: cheaper than a trip over the rings. */
 const INLINE_RELEASE_PINS = 32;
+/** The same while matches come one by one: up to 15 us of the main thread, less than a sleeping worker's wake-up. */
+const QUIET_RELEASE_PINS = 1024;
 
 export interface ShardsClientOptions {
   readonly control: SharedArrayBuffer;
@@ -74,6 +76,8 @@ export class ShardsClient implements ShardClient {
   private pins = 0;
   private isClosed = false;
   private lastMatchMs = -Infinity;
+  /** Releases that a worker has in hand. */
+  private openReleaseCount = 0;
   private lastBusyMs = -Infinity;
 
   constructor(options: ShardsClientOptions) {
@@ -222,11 +226,21 @@ export class ShardsClient implements ShardClient {
   /** The trip to a worker and back is two wake-ups, 100 us and more; a node that has much to do wakes nobody. */
   private isMatchedHere(keyCount: number): boolean {
     const nowMs = performance.now();
-    const isIdle = this.inFlight.openCount === 0;
+    // Nobody waits for a release.
+    const isIdle = this.inFlight.openCount === this.openReleaseCount;
     if (!isIdle || nowMs - this.lastMatchMs < TOGETHER_MS) this.lastBusyMs = nowMs;
     this.lastMatchMs = nowMs;
-    const isQuiet = nowMs - this.lastBusyMs >= BUSY_MS;
-    return isIdle && keyCount <= (isQuiet ? QUIET_MATCH_KEYS : INLINE_MATCH_KEYS);
+    return isIdle && keyCount <= (this.isQuietAt(nowMs) ? QUIET_MATCH_KEYS : INLINE_MATCH_KEYS);
+  }
+
+  /** Matches come one by one: none was wanted together with another, or while a worker had something in hand. */
+  private isQuietAt(nowMs: number): boolean {
+    return nowMs - this.lastBusyMs >= BUSY_MS;
+  }
+
+  private isReleasedHere({ counts: { pinned } }: ExtentSet): boolean {
+    if (pinned <= INLINE_RELEASE_PINS) return true;
+    return pinned <= QUIET_RELEASE_PINS && this.isQuietAt(performance.now());
   }
 
   /** Contiguous ranges of equal length over the workers that live and have room. */
@@ -480,7 +494,7 @@ export class ShardsClient implements ShardClient {
   private dropSet(set: ExtentSet): void {
     set.isReleased = true;
     if (set.holdCount > 0 || this.isClosed) return;
-    if (set.counts.pinned <= INLINE_RELEASE_PINS) {
+    if (this.isReleasedHere(set)) {
       this.unpinNow(set);
       this.giveBack(set);
       return;
@@ -488,7 +502,9 @@ export class ShardsClient implements ShardClient {
     const attempt = (): boolean => {
       const worker = this.inFlight.leastBusy();
       if (worker < 0) return false;
+      this.openReleaseCount += 1;
       this.submitOn(set, Opcode.Release, 0, 1 << worker, 'repeatAnywhere', (failure) => {
+        this.openReleaseCount -= 1;
         if (failure?.code === 'KVPEER_CLOSED') return;
         this.pins -= set.counts.pinned;
         this.giveBack(set);

@@ -15,7 +15,6 @@
 import { freeMessageOf } from '../protocol/message-memory.js';
 import type {
   AbortAckMessage,
-  KeyList,
   LookupRespMessage,
   TransferDoneMessage,
 } from '../protocol/messages.js';
@@ -25,7 +24,7 @@ import type { KeySpan } from '../shards/shard-client.js';
 import { Deadlines } from './deadlines.js';
 import type { LoadHost } from './load.js';
 import { Load } from './load.js';
-import { applyByTable, applyVerbatim, askedKeys, countHits, isVerbatim, packKeys } from './lookup-match.js';
+import { applyByTable, applyVerbatim, countHits, isVerbatim, packKeys, SentKeys } from './lookup-match.js';
 import type {
   ConsumerRole,
   Joins,
@@ -46,7 +45,7 @@ interface OpenLookup {
   round: number;
   /** By which its answer may name it. */
   seq: number;
-  asked: KeyList;
+  asked: SentKeys;
   /** 0: not answered yet. */
   statuses: Uint8Array;
   openCount: number;
@@ -154,7 +153,7 @@ export class Consumer implements ConsumerRole {
     this.#deadlines.set(lookup, now + this.#context.times.lookupMs);
   }
 
-  #sendLookup(state: IdState, packed: Uint8Array, seq: number): KeyList {
+  #sendLookup(state: IdState, packed: Uint8Array, seq: number): SentKeys {
     const { times, shards } = this.#context;
     const remote = this.#context.remote();
     const frame = writeLookup(state.id, packed, shards.keyBytes, state.round, {
@@ -164,7 +163,7 @@ export class Consumer implements ConsumerRole {
     });
     state.isProbed = true;
     this.#context.send(frame);
-    return askedKeys(frame, shards.keyBytes, this.#listCount);
+    return new SentKeys(frame, shards.keyBytes, this.#listCount);
   }
 
   load(kvRequestId: string, keys: KeySpan, options: LoadOptions, done: (result: LoadResult) => void): void {
@@ -261,7 +260,7 @@ export class Consumer implements ConsumerRole {
       // The lookup itself keeps its deadline and moves on.
       lookup.round = state.round;
       lookup.seq = ++this.#lookupSeq;
-      lookup.asked = this.#sendLookup(state, packKeys(lookup.asked, keyBytes), lookup.seq);
+      lookup.asked = this.#sendLookup(state, packKeys(lookup.asked.list, keyBytes), lookup.seq);
       lookup.openCount = lookup.statuses.length;
       lookup.statuses = new Uint8Array(lookup.openCount);
     }
@@ -326,7 +325,7 @@ export class Consumer implements ConsumerRole {
       return true;
     }
     const isOfRound = (lookup: OpenLookup): boolean => roundSeq === undefined || roundSeq === lookup.round;
-    const exact = state.lookups.find((lookup) => isOfRound(lookup) && isVerbatim(lookup.asked, keys));
+    const exact = state.lookups.find((lookup) => isOfRound(lookup) && isVerbatim(lookup.asked.list, keys));
     if (exact) {
       this.#answered(exact, applyVerbatim(exact.statuses, exact.openCount, hits));
       return true;
@@ -335,7 +334,7 @@ export class Consumer implements ConsumerRole {
     let isUsed = false;
     for (const lookup of [...state.lookups]) {
       if (round !== undefined && round !== lookup.round) continue;
-      const answeredCount = applyByTable(lookup, keys, hits);
+      const answeredCount = applyByTable(lookup.asked.list, lookup.statuses, keys, hits);
       if (answeredCount === 0) continue;
       isUsed = true;
       round = lookup.round;

@@ -5,17 +5,30 @@ import { DEFAULT_LIMITS } from '../protocol/limits.js';
 import { scan } from '../protocol/scan.js';
 import type { KeySpan } from '../shards/shard-client.js';
 
-/** What an answer is held against: the `keys` array as it was sent, and what is known of each key (0: nothing yet). */
-export interface AskedKeys {
-  readonly asked: KeyList;
-  readonly statuses: Uint8Array;
-}
+/**
+ * The keys of a `lookup` frame that this node wrote. The frame is read when they are needed, which an answer that names
+ * its lookup does not.
+ */
+export class SentKeys {
+  #keys: KeyList | undefined;
 
-/** The `keys` array of a `lookup` frame that this node wrote. */
-export function askedKeys(frame: Buffer, keyBytes: number, keyCount: number): KeyList {
-  const message = scan(frame, { ...DEFAULT_LIMITS, messageBytes: frame.length, keyBytes, keyCount });
-  if (message.type !== 'lookup') throw new Error(`own lookup frame does not scan: ${message.type}`);
-  return message.keys;
+  constructor(
+    private readonly frame: Buffer,
+    private readonly keyBytes: number,
+    /** Most keys in one message. */
+    private readonly keyCount: number,
+  ) {}
+
+  get list(): KeyList {
+    return (this.#keys ??= this.#read());
+  }
+
+  #read(): KeyList {
+    const { frame, keyBytes, keyCount } = this;
+    const message = scan(frame, { ...DEFAULT_LIMITS, messageBytes: frame.length, keyBytes, keyCount });
+    if (message.type !== 'lookup') throw new Error(`own lookup frame does not scan: ${message.type}`);
+    return message.keys;
+  }
 }
 
 /** Packed keys, `count * keyBytes` bytes: a copy without gaps, or a view of the span when it has none. */
@@ -66,9 +79,15 @@ export function applyVerbatim(statuses: Uint8Array, openCount: number, hits: Uin
 /**
  * An answer that is split, merged or in another order, through a table. Only the first answer to a key counts.
  *
+ * @param statuses  what is known of each asked key, 0 where nothing is yet
  * @returns how many keys got it; 0 when the answer is for other keys
  */
-export function applyByTable({ asked, statuses }: AskedKeys, answer: KeyList, hits: Uint8Array): number {
+export function applyByTable(
+  asked: KeyList,
+  statuses: Uint8Array,
+  answer: KeyList,
+  hits: Uint8Array,
+): number {
   const answers = new Map<string, number>();
   for (let i = 0; i < answer.count; i++) {
     const key = keyText(answer, i);

@@ -19,5 +19,6 @@ test('a node that is closed while its receive agent is replaced leaves no agent 
   const recycling = shards.dataPlane.recycle();
   await shards.close();
   await recycling;
-  expect(descriptorCount()).toBe(before);
+  // Threads that have ended give theirs back a moment later.
+  await expect.poll(descriptorCount).toBeLessThanOrEqual(before);
 });

@@ -575,5 +575,6 @@ describe('deploy/Dockerfile', () => {
       expect(output).toContain('"msg":"closed"');
       expect(status).toBe(0);
     }
-  });
+    // Every file of the packages is linked, on a disk that may be slow and cold.
+  }, 180_000);
 });

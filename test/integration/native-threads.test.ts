@@ -119,7 +119,7 @@ describe('wake-ups', () => {
     native.closeWaker(waker);
     expect(native.wake(waker)).toBe(false);
     expect(takeArmed(words, workerArmedWord(layout, 0))).toBe(false);
-  }, 60_000);
+  }, 180_000);
 
   test('of a waker whose thread has ended are refused, not delivered into freed memory', async () => {
     const source = `

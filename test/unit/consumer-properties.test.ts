@@ -10,11 +10,12 @@ import type { LoadResult } from '../../src/main/session/roles.js';
 import { ConsumerNode } from '../fixtures/consumer-harness.js';
 import type { ConsumerHarness } from '../fixtures/consumer-harness.js';
 import type { SlotSet } from '../../src/main/shards/shard-client.js';
+import type { FakeServe } from '../fixtures/fake-shards.js';
 import type { FakeNode } from '../fixtures/session-network.js';
 import { FakeNetwork, keysOf, packedKeys } from '../fixtures/session-network.js';
 
 const IDS = ['r', 's', 't'];
-const KEY_COUNT = 6;
+const KEY_COUNT = 8;
 
 const keys = fc.array(fc.nat(KEY_COUNT - 1), { minLength: 1, maxLength: 4 });
 const id = fc.constantFrom(...IDS);
@@ -31,6 +32,8 @@ type Step =
       readonly hasRound: boolean;
     }
   | { readonly do: 'done' | 'failed' | 'ack'; readonly id: string; readonly round: number }
+  /** `written` is a bitmap of up to eight keys, right or wrong. */
+  | { readonly do: 'doneInPart'; readonly id: string; readonly round: number; readonly written: number }
   | { readonly do: 'finish' | 'giveUp'; readonly id: string }
   | { readonly do: 'wait'; readonly ms: number }
   | { readonly do: 'hold' | 'resume'; readonly operation: 'match' | 'reserve' | 'publish' | 'abandon' }
@@ -53,6 +56,15 @@ const step: fc.Arbitrary<Step> = fc.oneof(
     }),
   },
   { weight: 6, arbitrary: fc.record({ do: fc.constantFrom('done', 'failed', 'ack'), id, round }) },
+  {
+    weight: 4,
+    arbitrary: fc.record({
+      do: fc.constant('doneInPart'),
+      id,
+      round,
+      written: fc.constantFrom(0, 1, 2, 3, 5, 255),
+    }),
+  },
   { weight: 2, arbitrary: fc.record({ do: fc.constantFrom('finish', 'giveUp'), id }) },
   {
     weight: 3,
@@ -102,7 +114,10 @@ class History {
 
   /** A session begins without the peer's acknowledgement. */
   #dial(): ConsumerHarness {
-    const peer = this.node.session({ isKvpeer: this.isKvpeer });
+    const peer = this.node.session({
+      isKvpeer: this.isKvpeer,
+      ...(this.isKvpeer ? { features: ['lookup_seq', 'partial_fetch', 'speculative_fetch'] } : {}),
+    });
     peer.isAcknowledged = false;
     return peer;
   }
@@ -124,10 +139,14 @@ class History {
       case 'load':
       case 'prepare': {
         const answered = this.#call();
+        const ifHeld = this.isKvpeer && event.keys.length > 1;
         const options =
           event.do === 'prepare'
-            ? { beforeFetch: (_set: unknown, proceed: () => void): void => void this.prepared.push(proceed) }
-            : {};
+            ? {
+                ifHeld,
+                beforeFetch: (_set: unknown, proceed: () => void): void => void this.prepared.push(proceed),
+              }
+            : { ifHeld };
         peer.consumer.load(event.id, packedKeys(keysOf(...event.keys)), options, (result) => {
           answered();
           this.loaded.push(result);
@@ -143,6 +162,10 @@ class History {
       case 'failed':
         this.#roundEnds(event.id, event.round);
         peer.done(event.id, event.round, event.do === 'done');
+        break;
+      case 'doneInPart':
+        this.#roundEnds(event.id, event.round);
+        peer.donePartly(event.id, event.round, Uint8Array.of(event.written));
         break;
       case 'ack':
         this.#roundEnds(event.id, event.round);
@@ -312,18 +335,22 @@ const pairStep: fc.Arbitrary<PairStep> = fc.oneof(
   },
 );
 
+const ABILITIES = ['plain', 'basic', 'parts'] as const;
+type Ability = (typeof ABILITIES)[number];
+const BASIC_FEATURES = ['round_seq', 'ttl_ms', 'lookup_seq'] as const;
+
 const ADDRESSES = ['10.0.0.1:1', '10.0.0.2:1'];
 
 /** Two nodes that store, look up and load at each other, with writes that end when the history says so. */
 class PairHistory {
   readonly network = new FakeNetwork();
   readonly nodes: FakeNode[];
-  readonly isKvpeer: readonly boolean[];
+  readonly abilities: readonly Ability[];
   readonly counts: number[] = [];
   readonly loaded: { readonly node: FakeNode; readonly result: LoadResult }[] = [];
 
-  constructor(isKvpeer: readonly boolean[]) {
-    this.isKvpeer = isKvpeer;
+  constructor(abilities: readonly Ability[]) {
+    this.abilities = abilities;
     this.nodes = [this.#start(0), this.#start(1)];
   }
 
@@ -331,7 +358,11 @@ class PairHistory {
     const node = this.network.node(ADDRESSES[at], {
       numBlocks: 8,
       servesEnd: false,
-      isKvpeer: this.isKvpeer[at],
+      isKvpeer: this.abilities[at] !== 'plain',
+      features: [
+        ...BASIC_FEATURES,
+        ...(this.abilities[at] === 'parts' ? (['partial_fetch', 'speculative_fetch'] as const) : []),
+      ],
       limits: { peerPinShare: 0.5 },
     });
     node.put(...(at === 0 ? [0, 1, 2] : [3, 4, 5]));
@@ -352,7 +383,7 @@ class PairHistory {
         nodes[event.from].sessions.find(ADDRESSES[1 - event.from])?.consumer.giveUpRound(event.id);
         break;
       case 'serveEnds':
-        nodes[event.from].serves.at(0)?.end(event.outcome);
+        this.#endServe(nodes[event.from].serves.at(0), event.outcome);
         break;
       case 'sessionEnds':
         nodes[event.from].sessions.find(ADDRESSES[1 - event.from])?.end('protocol-error');
@@ -392,9 +423,12 @@ class PairHistory {
         });
         return;
       }
-      session.consumer.load(requestId, span, {}, (result) => {
+      const ifHeld = session.remote?.features.has('speculative_fetch') === true;
+      session.consumer.load(requestId, span, { ifHeld }, (result) => {
         this.counts[at] += 1;
         this.loaded.push({ node, result });
+        // What is given out was stored here, or written by the other.
+        for (const slot of result.slots) if (slot >= 0) expect(node.shards.contentOf(slot)).toBe('filled');
       });
     });
   }
@@ -410,13 +444,29 @@ class PairHistory {
     node.sessions.resume();
   }
 
+  /** A write that ends well has brought its blocks. */
+  #endServe(serve: FakeServe | undefined, outcome: Outcome): void {
+    if (serve === undefined) return;
+    const producer = this.nodes.find((node) => node.serves.includes(serve));
+    const consumer = producer && this.#targetOf(producer, serve);
+    if (outcome === Outcome.Ok && consumer !== undefined) {
+      for (const slot of serve.destinations) consumer.shards.setContent(slot, 'filled');
+    }
+    serve.end(outcome);
+  }
+
+  #targetOf(producer: FakeNode, { request }: FakeServe): FakeNode | undefined {
+    const metadata = Buffer.from(
+      producer.shards.peers.get(request.peer.peerId)?.agentMetadata ?? [],
+    ).toString();
+    return this.nodes.find((node) => metadata === `${node.address} ${node.incarnationId}`);
+  }
+
   /** A write that may still land has its destination in nobody's hands but its load's or the quarantine's. */
   checkWrites(): void {
     for (const producer of this.nodes) {
       for (const serve of producer.serves) {
-        const target = producer.shards.peers.get(serve.request.peer.peerId);
-        const metadata = Buffer.from(target?.agentMetadata ?? []).toString();
-        const consumer = this.nodes.find((node) => metadata === `${node.address} ${node.incarnationId}`);
+        const consumer = this.#targetOf(producer, serve);
         if (!consumer) continue;
         for (const slot of serve.request.indexes) {
           expect(['writing', 'quarantined']).toContain(consumer.shards.phaseOf(slot));
@@ -427,7 +477,7 @@ class PairHistory {
 
   async close(): Promise<void> {
     const { network } = this;
-    for (const node of this.nodes) for (const serve of [...node.serves]) serve.end(Outcome.Ok);
+    for (const node of this.nodes) for (const serve of [...node.serves]) this.#endServe(serve, Outcome.Ok);
     await network.settle();
     this.checkWrites();
     for (const node of this.nodes) node.sessions.pause('closed', ignore);
@@ -456,10 +506,10 @@ describe('two nodes', () => {
   it('never use a slot again while a write of the other may land, and lose nothing', async () => {
     await fc.assert(
       fc.asyncProperty(
-        fc.tuple(fc.boolean(), fc.boolean()),
+        fc.tuple(fc.constantFrom(...ABILITIES), fc.constantFrom(...ABILITIES)),
         fc.array(pairStep, { maxLength: 30 }),
-        async (isKvpeer, steps) => {
-          const history = new PairHistory(isKvpeer);
+        async (abilities, steps) => {
+          const history = new PairHistory(abilities);
           for (const event of steps) await history.run(event);
           await history.close();
           expect(history.counts.filter((count) => count > 1)).toEqual([]);

@@ -29,6 +29,7 @@ const command = fc.oneof(
     round: rounds,
     keys,
     ttlMs: fc.constantFrom(undefined, 500),
+    ifHeld: fc.boolean(),
   }),
   fc.record({ type: fc.constant('finish' as const), peer: peers, id: ids }),
   fc.record({ type: fc.constant('abort' as const), peer: peers, id: ids, round: rounds }),
@@ -73,7 +74,11 @@ class Ledger {
 class World {
   readonly node = new NodeHarness({ numBlocks: 16, limits: { maxRounds: 4, maxKeys: 8 } });
   readonly sessions = [
-    this.node.session({ isKvpeer: true, socketsDrainAtOnce: false }),
+    this.node.session({
+      isKvpeer: true,
+      features: ['partial_fetch', 'speculative_fetch', 'checksums'],
+      socketsDrainAtOnce: false,
+    }),
     this.node.session({ socketsDrainAtOnce: false }),
   ];
   readonly ledgers = [new Ledger(), new Ledger()];
@@ -100,7 +105,7 @@ class World {
         ledger.fetches.set(`${one.id}#${one.round}`, 1);
         ledger.aborts.delete(`${one.id}#${one.round}`);
         sessions[one.peer].producer.onFetch(
-          fetchMessage(one.id, one.round, keysOf(...one.keys), one.keys, one.ttlMs),
+          fetchMessage(one.id, one.round, keysOf(...one.keys), one.keys, one.ttlMs, one.ifHeld),
         );
         break;
       }

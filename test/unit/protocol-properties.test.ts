@@ -103,7 +103,7 @@ describe('what is written is read back, and means the same to @msgpack/msgpack',
     fc.assert(
       fc.property(text, packedKeys, ttl, fc.infiniteStream(fc.boolean()), (id, keys, roundSeq, hits) => {
         const limits = { ...DEFAULT_LIMITS, keyBytes: keys.length };
-        const isPacked = hits.next().value;
+        const isPacked = hits.next().value === true;
         const request = scan(writeLookup('other', keys.bytes, keys.length, 0, { isPacked }), limits);
         if (request.type !== 'lookup') throw new Error(JSON.stringify(request));
         const flags = Uint8Array.from({ length: keys.keys }, () => (hits.next().value === true ? HIT : MISS));

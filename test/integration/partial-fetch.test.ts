@@ -126,7 +126,9 @@ test.each([
   { name: 'gives what was stored', ofDecoder: {}, present: 10 },
   { name: 'fails for a peer without partial fetches', ofDecoder: without('partial_fetch'), present: 0 },
 ])('a prefill that ends with fewer blocks $name at once', async ({ ofDecoder, present }) => {
-  const [prefiller, decoder] = [await startPeer({ unclaimedStoreMs: 300 }), await startPeer(ofDecoder)];
+  // The fetch has to come in this time; what nobody claims is gone after it.
+  const [prefiller, decoder] = [await startPeer({ unclaimedStoreMs: 3_000 }), await startPeer(ofDecoder)];
+  expect((await decoder.connect(prefiller.address)).isReady).toBe(true);
   const prefill = prefiller.open({ remote_decoder: { kv_request_id: 'pd' } });
   const decode = decoder.open({ remote_prefiller: named(prefiller, 'pd') });
   const loading = decode.load(testKeys(0, 20), { poison: true });

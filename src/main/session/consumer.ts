@@ -13,11 +13,7 @@
 // lookup or fetch uses the next one. What arrives for a closed round finds the load that fetched it, or nobody.
 
 import { freeMessageOf } from '../protocol/message-memory.js';
-import type {
-  AbortAckMessage,
-  LookupRespMessage,
-  TransferDoneMessage,
-} from '../protocol/messages.js';
+import type { AbortAckMessage, LookupRespMessage, TransferDoneMessage } from '../protocol/messages.js';
 import { HIT, MISS } from '../protocol/messages.js';
 import { writeAbortFetch, writeFetch, writeLookup } from '../protocol/write.js';
 import type { KeySpan } from '../shards/shard-client.js';

@@ -183,6 +183,27 @@ describe('a producer', () => {
     expect(peer.sent()).toEqual(['transfer_done r#0 true']);
   });
 
+  it('comes before the next in the queue of a peer that pins all it may', async () => {
+    const { node, peer } = start({ numBlocks: 16, limits: { peerPinShare: 0.25 } });
+    const others = [node.session(BOTH), node.session(BOTH)];
+    node.put(1, 2);
+    node.shards.hold('match');
+    for (const other of others) {
+      for (const id of ['a', 'b', 'c']) other.lookup(id, 0, 11, 12, 13, 14, 15);
+    }
+    peer.fetchHeld('r', 0, 1, 2);
+    node.shards.resume('match');
+    node.shards.settle();
+    expect(others.map((other) => other.sent())).toEqual([
+      ['lookup_resp a#0 00000'],
+      ['lookup_resp a#0 00000'],
+    ]);
+    await Promise.resolve();
+    node.shards.settle();
+    peer.endServe();
+    expect(peer.sent()).toEqual(['transfer_done r#0 true']);
+  });
+
   it('is dropped without a match when its abort comes while it waits for its turn', () => {
     const { node, peer } = start({ numBlocks: 16, limits: { peerPinShare: 0.25 } });
     node.put(1, 2);

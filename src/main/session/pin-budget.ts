@@ -30,6 +30,7 @@ export class NodePinBudget implements PinBudget {
   /** Matches that have reserved and not settled. */
   #underWayCount = 0;
   #waiting: (() => void)[] = [];
+  #isCalling = false;
 
   constructor({ numBlocks, peerPinShare, allPeersPinShare = 0.5 }: PinBudgetOptions) {
     this.totalLimit = Math.floor(numBlocks * allPeersPinShare);
@@ -59,15 +60,20 @@ export class NodePinBudget implements PinBudget {
     this.#underWayCount += 1;
   }
 
-  settled(): void {
+  /** Returns whether somebody has waited for it and has not had its turn yet. */
+  settled(): boolean {
     this.#underWayCount -= 1;
-    if (this.#waiting.length === 0) return;
-    const waiting = this.#waiting;
-    this.#waiting = [];
-    // Not inside the account's own call.
-    queueMicrotask(() => {
-      for (const then of waiting) then();
-    });
+    if (this.#waiting.length > 0 && !this.#isCalling) {
+      this.#isCalling = true;
+      // Not inside the account's own call.
+      queueMicrotask(() => {
+        this.#isCalling = false;
+        const waiting = this.#waiting;
+        this.#waiting = [];
+        for (const then of waiting) then();
+      });
+    }
+    return this.#isCalling;
   }
 
   /** False when nothing is under way. */
@@ -125,11 +131,11 @@ class Account implements PinAccount {
     return { count, charged: this.#charge - before };
   }
 
-  settle({ count, charged }: PinReservation, pinCount: number): void {
+  settle({ count, charged }: PinReservation, pinCount: number): boolean {
     this.#useCount -= count - pinCount;
     if (pinCount === 0) this.#addHeldKeys(-count);
     this.#setCharge(this.#charge - Math.max(0, charged - pinCount));
-    this.#budget.settled();
+    return this.#budget.settled();
   }
 
   give(pinCount: number, keyCount: number): void {

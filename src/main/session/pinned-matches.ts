@@ -131,10 +131,17 @@ export class PinnedMatches {
     };
     this.#context.shards.match(user.span(item), options, (failure, set) => {
       this.#matchCount -= 1;
-      this.#account.settle(reservation, set?.pinnedCount ?? 0);
+      const isAwaited = this.#account.settle(reservation, set?.pinnedCount ?? 0);
       user.onMatched(item, failure, set, isLimited);
       if (isLimited) this.#leases.endRead();
-      if (this.#waiting.length > 0) this.#pump();
+      if (this.#waiting.length === 0) return;
+      // Other peers that wait come first, in a microtask that is queued already: a peer with a long queue would take
+      // what it has just given back, every time.
+      if (isAwaited)
+        queueMicrotask(() => {
+          this.#pump();
+        });
+      else this.#pump();
     });
   }
 

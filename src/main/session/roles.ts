@@ -313,8 +313,11 @@ export interface PinAccount {
   waitForOthers(then: () => void): boolean;
   /** Before a match of `count` keys; `slotLimit` if the match is held to it. Returns what to pass to settle(). */
   reserve(count: number, slotLimit?: number): PinReservation;
-  /** After the match: `pinCount` pins were taken. Without any its result is not kept. */
-  settle(reservation: PinReservation, pinCount: number): void;
+  /**
+   * After the match: `pinCount` pins were taken. Without any its result is not kept. Returns whether other peers wait for
+   * it: they are called back in a microtask.
+   */
+  settle(reservation: PinReservation, pinCount: number): boolean;
   /** The result of a match of `keyCount` keys was given back, with at least one pin. */
   give(pinCount: number, keyCount: number): void;
   /** Pins held and reserved, duplicates included. */

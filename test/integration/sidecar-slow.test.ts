@@ -137,9 +137,10 @@ describe('a client that sends slowly', () => {
 
 describe('a model server that reads slowly', () => {
   it('holds up the upload of its client', async () => {
-    let upload: Socket | undefined;
+    let onLeg: (leg: Socket) => void;
+    const leg = new Promise<Socket>((resolve) => (onLeg = resolve));
     const server = await rawServer((socket) => {
-      upload = socket.pause();
+      onLeg(socket.pause());
     });
     await sidecar.close();
     sidecar = await startSidecar(server.port);
@@ -155,12 +156,13 @@ describe('a model server that reads slowly', () => {
     };
     client.on('drain', pour);
     pour();
+    const upload = await leg;
     expect(await settled(() => sent)).toBeLessThan(HELD_BYTES);
     let received = 0;
-    upload?.on('data', (part: Buffer) => {
+    upload.on('data', (part: Buffer) => {
       received += part.length;
     });
-    upload?.resume();
+    upload.resume();
     await expect.poll(() => received).toBeGreaterThan(TOTAL_BYTES);
     client.destroy();
     await server.close();

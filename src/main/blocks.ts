@@ -17,6 +17,18 @@ import type { Joins } from './session/roles.js';
 import { failureError, submit, submitForResult } from './shards/promises.js';
 import type { KeySpan, ShardClient, SlotSet } from './shards/shard-client.js';
 
+/** Makes the bytes of the set's reserved positions. */
+type WriteBlocks = (
+  set: SlotSet,
+  done: (failure: Parameters<typeof failureError>[1] | undefined, none: undefined) => void,
+) => void;
+
+interface Published {
+  readonly result: StoreResult;
+  /** Keys that another writer had in hand and did not bring. */
+  readonly notBroughtCount: number;
+}
+
 export interface BlocksOptions {
   readonly shards: ShardClient;
   readonly pool: SharedArrayBuffer;
@@ -175,15 +187,27 @@ export class Blocks {
     );
   }
 
-  async #write(
-    span: KeySpan,
-    write: (
-      set: SlotSet,
-      done: (failure: Parameters<typeof failureError>[1] | undefined, none: undefined) => void,
-    ) => void,
-    keep: StoredPins | undefined,
-  ): Promise<StoreResult> {
+  /**
+   * Another writer may have had some of the keys in hand and then not brought them: a pull from a source that does not
+   * hold them. These are written in a second go, so that a guess does not cost the block that was made meanwhile.
+   */
+  async #write(span: KeySpan, write: WriteBlocks, keep: StoredPins | undefined): Promise<StoreResult> {
     if (span.count === 0) return { storedCount: 0, presentCount: 0, notStoredCount: 0 };
+    const deadlineMs = this.#options.now() + this.#options.storeMs;
+    const first = await this.#writeOnce(span, write, keep, deadlineMs);
+    if (first.notBroughtCount === 0) return first.result;
+    const { result } = await this.#writeOnce(span, write, keep, deadlineMs);
+    const hereCount = span.count - result.notStoredCount;
+    const storedCount = Math.min(hereCount, first.result.storedCount + result.storedCount);
+    return { ...result, storedCount, presentCount: hereCount - storedCount };
+  }
+
+  async #writeOnce(
+    span: KeySpan,
+    write: WriteBlocks,
+    keep: StoredPins | undefined,
+    deadlineMs: number,
+  ): Promise<Published> {
     const { shards } = this.#options;
     const set = await submitForResult<SlotSet>('store', (done) => {
       shards.reserve(span, done);
@@ -197,7 +221,7 @@ export class Blocks {
         writing.then(() => this.#checksum(set)),
       );
     }
-    return this.#publish(span, set, keep);
+    return this.#publish(span, set, keep, deadlineMs);
   }
 
   /** Reserved slots whose bytes cannot be completed go back. */
@@ -247,7 +271,8 @@ export class Blocks {
       commit: async () => {
         close();
         await this.#orAbandon(set, this.#checksum(set));
-        return this.#publish(owned, set, keep);
+        const deadlineMs = this.#options.now() + this.#options.storeMs;
+        return (await this.#publish(owned, set, keep, deadlineMs)).result;
       },
       cancel: async () => {
         close();
@@ -258,9 +283,15 @@ export class Blocks {
     };
   }
 
-  /** Reserved positions become visible; blocks that others were writing are waited for. */
-  async #publish(span: KeySpan, set: SlotSet, keep: StoredPins | undefined): Promise<StoreResult> {
-    const { shards, joins, storeMs } = this.#options;
+  /** Reserved positions become visible; blocks that others were writing are waited for, until `deadlineMs`. */
+  async #publish(
+    span: KeySpan,
+    set: SlotSet,
+    keep: StoredPins | undefined,
+    deadlineMs: number,
+  ): Promise<Published> {
+    const { shards, joins } = this.#options;
+    let notBroughtCount = 0;
     const storedCount = set.reservedCount;
     let presentCount = set.pinnedCount;
     const pending = pendingKeys(span, set, shards.keyBytes);
@@ -270,7 +301,7 @@ export class Blocks {
         shards.publish(set, { keepPins: true }, done);
       });
       await new Promise<void>((resolve) => {
-        joins.waitSettled(set, this.#options.now() + storeMs, resolve);
+        joins.waitSettled(set, deadlineMs, resolve);
       });
       // What is stored is stored, and kept, whether or not the others' blocks can be looked at.
       const settle: StoredPins =
@@ -283,6 +314,7 @@ export class Blocks {
           shards.match(pending, {}, done);
         });
         presentCount += joined.pinnedCount;
+        notBroughtCount = joined.count - joined.pinnedCount - joined.pendingCount;
         settle(joined);
       } finally {
         settle(set);
@@ -293,7 +325,8 @@ export class Blocks {
       });
       keep?.(set);
     }
-    return { storedCount, presentCount, notStoredCount: span.count - storedCount - presentCount };
+    const notStoredCount = span.count - storedCount - presentCount;
+    return { result: { storedCount, presentCount, notStoredCount }, notBroughtCount };
   }
 
   async evict(keys: PackedKeys): Promise<number> {

@@ -414,3 +414,16 @@ test('lookups that are given up before their answers, and those of strangers, le
   stranger.close();
   await atRest(a);
 });
+
+test('a block that is stored while another writer has it in hand is written when that one gives up', async () => {
+  const peer = await startPeer();
+  const keys = testKeys(0, 10);
+  const reservation = await peer.reserve(keys.subarray(0, 6 * peer.keyBytes));
+  const storing = peer.content.storeFilled(keys);
+  await reservation.cancel();
+  expect(await storing).toEqual({ storedCount: 10, presentCount: 0, notStoredCount: 0 });
+  const pinned = await peer.pin(keys);
+  expect([pinned.presentCount, await peer.content.verify(pinned)]).toEqual([10, 0]);
+  pinned.release();
+  await expect.poll(() => peer.stats()).toMatchObject({ pins: 0, slots: { writing: 0, ready: 10 } });
+});

@@ -1,5 +1,6 @@
 // Results of lookups as callers see them, and the memory of which keys a remote source said it holds.
 
+import { freePayload } from './protocol/message-memory.js';
 import { HIT } from './protocol/messages.js';
 import type { Hits } from './peer-api.js';
 
@@ -44,6 +45,7 @@ export class RemoteHits {
 
   /** The round was closed by a fetch or given up. */
   clear(): void {
+    for (const { keys } of this.#lookups) freePayload(keys);
     this.#lookups = [];
   }
 

@@ -282,7 +282,10 @@ export class Request implements PeerRequest {
     if (this.#isFinished) return;
     this.#isFinished = true;
     this.#dropAllPins();
-    for (const source of this.#sources) source.session?.consumer.finish(source.kvRequestId);
+    for (const source of this.#sources) {
+      source.session?.consumer.finish(source.kvRequestId);
+      source.hits.clear();
+    }
     if (this.#decoderId !== undefined) this.#host.decoders.finish(this.#decoderId);
     this.#host.onFinished(this);
   }

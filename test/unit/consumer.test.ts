@@ -229,6 +229,19 @@ describe('a lookup', () => {
     expect(fetch.keys).toMatchObject({ count: 2, stride: KEY_BYTES });
   });
 
+  it('gives the memory of a long question back with its answer, in parts with the last part', () => {
+    const { peer } = start({ isKvpeer: true });
+    const keys = Array.from({ length: 200 }, (_, i) => i + 1);
+    peer.lookup('r', ...keys);
+    const [frame] = peer.frames;
+    expect(frame.length).toBeGreaterThan(200 * KEY_BYTES);
+    const first = lookupRespMessage('r', 0, keys.slice(0, 100), '1'.repeat(100));
+    peer.consumer.onLookupResp(first);
+    expect(frame.length).toBeGreaterThan(0);
+    peer.answerBySeq('r', 1, '1'.repeat(200));
+    expect(frame.length).toBe(0);
+  });
+
   it('at a plain peer has no number', () => {
     const { peer } = start();
     peer.lookup('r', 1);

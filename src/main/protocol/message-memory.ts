@@ -1,4 +1,5 @@
-// Memory of messages that have arrived, given back as soon as they have been dealt with.
+// Memory of messages, given back as soon as they have been dealt with: of those that have arrived, and of lookups that
+// were answered.
 //
 // V8 learns the length of a message that JavaScript reads as memory outside of its heap: without this, a few hundred
 // long ones bring on a full garbage collection, 5 to 15 ms of the main thread each.

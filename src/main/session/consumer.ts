@@ -346,6 +346,8 @@ export class Consumer implements ConsumerRole {
     if (lookup.openCount > 0) return;
     remove(state.lookups, lookup);
     this.#deadlines.delete(lookup);
+    // An answer to every key: the question has left.
+    lookup.asked.free();
     if (done) {
       lookup.done = undefined;
       this.#context.counters.lookupSeconds((this.#context.now() - lookup.startedMs) / 1000);

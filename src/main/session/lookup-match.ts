@@ -1,6 +1,7 @@
 // Which open lookup an answer belongs to, and which of its keys it answers.
 
 import type { KeyList } from '../protocol/messages.js';
+import { freePayload } from '../protocol/message-memory.js';
 import { DEFAULT_LIMITS } from '../protocol/limits.js';
 import { scan } from '../protocol/scan.js';
 import type { KeySpan } from '../shards/shard-client.js';
@@ -21,6 +22,11 @@ export class SentKeys {
 
   get list(): KeyList {
     return (this.#keys ??= this.#read());
+  }
+
+  /** The frame has left and is not needed any more: its memory is given back, and there are no keys afterwards. */
+  free(): void {
+    freePayload(this.frame);
   }
 
   #read(): KeyList {

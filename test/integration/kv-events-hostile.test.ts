@@ -25,9 +25,11 @@ const EVENTS = {
   kvEventsReplayPort: 0,
   kvEventsModel: 'm',
   kvEventsPod: '10.0.0.7:8000',
-  // The numbering is not to begin again by time: our subscriber asks for no replay, as a router would.
+  // The numbering is not to begin again: our subscriber asks for no replay, as a router would.
   kvEventsSettleMs: 3_600_000,
   kvEventsResubscribeMs: 3_600_000,
+  kvEventsBufferBatches: 10_000_000,
+  kvEventsBufferBytes: 4 * 1024 ** 3,
 } as const satisfies PeerOptions;
 
 function keyOf(id: number): Buffer {

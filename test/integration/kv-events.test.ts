@@ -44,9 +44,11 @@ const EVENTS = {
   kvEventsReplayPort: 0,
   kvEventsModel: 'm',
   kvEventsPod: '10.0.0.7:8000',
-  // The numbering begins again by time only in the tests of that.
+  // The numbering begins again only in the tests of that: not by time, and not for how much a fast machine publishes.
   kvEventsSettleMs: 3_600_000,
   kvEventsResubscribeMs: 3_600_000,
+  kvEventsBufferBatches: 10_000_000,
+  kvEventsBufferBytes: 4 * 1024 ** 3,
 } as const satisfies PeerOptions;
 
 /** A batch without its time, which stands in bytes 2 to 9. */

@@ -1,21 +1,18 @@
 // kvpeer beside vLLM's own P2P tier, the released one, run by ../shared/conformance: the same bare client in Python asks
 // both producers, in turns. For fetches the time from `fetch` to `transfer_done` at a bare client.
 
-import { execFile, spawn } from 'node:child_process';
-import type { ChildProcess } from 'node:child_process';
+import { spawn, type ChildProcessByStdio } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { createServer } from 'node:net';
-import { createInterface } from 'node:readline';
+import type { Readable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
-import { promisify } from 'node:util';
 
 import { packageRoot } from '../src/shared/nixl-dir.js';
+import { freePort } from '../test/helpers/free-port.js';
 import type { GoalName } from './goals.js';
 import type { Section } from './rows.js';
 import { ratios } from './stats.js';
-
-const run = promisify(execFile);
+import { clientLines, readyLine } from './support/harness.js';
 
 const ROUNDS = 5;
 const KEYS = 1024;
@@ -40,26 +37,17 @@ interface Answer {
 /** A producer that is stopped while it is not its turn: some of them burn a core. */
 class Producer {
   readonly address: Promise<string>;
-  readonly #process: ChildProcess;
+  readonly #process: ChildProcessByStdio<null, Readable, null>;
 
   constructor(program: string, args: readonly string[]) {
     this.#process = spawn(program, args, {
       stdio: ['ignore', 'pipe', 'ignore'],
       env: { ...process.env, ...ENV },
     });
-    this.address = this.#ready();
-  }
-
-  async #ready(): Promise<string> {
-    if (this.#process.stdout === null) throw new Error('no standard output');
-    for await (const line of createInterface({ input: this.#process.stdout })) {
-      const message = JSON.parse(line) as { event: string; peer_id?: string };
-      if (message.event === 'ready' && message.peer_id !== undefined) {
-        this.#process.stdout.resume();
-        return message.peer_id;
-      }
-    }
-    throw new Error('a producer ended before it was ready');
+    this.address = readyLine('a producer', this.#process).then(({ peer_id }) => {
+      if (peer_id === undefined) throw new Error('a producer did not say its address');
+      return peer_id;
+    });
   }
 
   pause(): void {
@@ -90,17 +78,6 @@ function harness(): { readonly folder: string; readonly python: string } | strin
     return "vLLM's tier is not installed; npm run test:vllm installs it, KVPEER_CONFORMANCE_PYTHON names its Python";
   }
   return { folder, python };
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const address = server.address();
-  const port = typeof address === 'object' && address !== null ? address.port : 0;
-  server.close();
-  await once(server, 'close');
-  return port;
 }
 
 export const vllmBench: Section = {
@@ -134,7 +111,7 @@ export const vllmBench: Section = {
     const ask = async (name: (typeof names)[number]): Promise<Answer> => {
       const producer = producers[name];
       producer.resume();
-      const { stdout } = await run(
+      const lines = await clientLines(
         python,
         [
           `${folder}/vllm_lookup_bench.py`,
@@ -142,21 +119,19 @@ export const vllmBench: Section = {
           ...['--sizes', String(KEYS), '--iters', '60', '--warmup', '20'],
           ...['--fetch-blocks', String(BLOCKS), '--fetch-iters', '8'],
         ],
-        { env: { ...process.env, ...ENV } },
+        { ...process.env, ...ENV },
       );
       producer.pause();
-      const events = stdout
-        .trim()
-        .split('\n')
-        .map((line) => JSON.parse(line) as { event: string; p50?: number });
-      const p50 = (event: string): number => events.find((one) => one.event === event)?.p50 ?? NaN;
+      const p50 = (event: string): number => lines.find((line) => line.event === event)?.p50 ?? NaN;
       return { lookupUs: p50('lookup'), fetchMs: p50('fetch') };
     };
     try {
-      for (const name of names) {
-        await producers[name].address;
-        producers[name].pause();
-      }
+      await Promise.all(
+        names.map(async (name) => {
+          await producers[name].address;
+          producers[name].pause();
+        }),
+      );
       const lookups: Record<(typeof names)[number], number[]> = { kvpeer: [], default: [], tight: [] };
       const fetches: typeof lookups = { kvpeer: [], default: [], tight: [] };
       for (let round = -1; round < ROUNDS; round++) {

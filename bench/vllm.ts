@@ -4,15 +4,16 @@
 // every vLLM with NIXL keeps a core busy. A round is every producer once, first on an idle machine, then with one
 // core kept busy by a loop. The table goes into docs/benchmarks.md.
 
-import { spawn, type ChildProcess } from 'node:child_process';
+import { spawn, type ChildProcessByStdio } from 'node:child_process';
 import { once } from 'node:events';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
+import type { Readable } from 'node:stream';
 import { parseArgs } from 'node:util';
 
 import { packageRoot } from '../src/shared/nixl-dir.js';
 import { freePort } from '../test/helpers/free-port.js';
 import { machineFacts } from './machine.js';
+import { clientLines, readyLine, type HarnessLine } from './support/harness.js';
 import { vllmSection, writeVllmSection, type Measured, type ProducerName } from './vllm-report.js';
 
 const BLOCK_BYTES = 65_536;
@@ -24,16 +25,7 @@ const FETCH_BLOCKS = 512;
 const CADENCES = { 'vllm-default': ['5', '1'], 'vllm-tight': ['0', '0'] } as const;
 const PRODUCERS: readonly ProducerName[] = ['vllm-default', 'vllm-tight', 'kvpeer'];
 
-interface BenchLine {
-  readonly event: string;
-  readonly keys?: number;
-  readonly p50?: number;
-  readonly p99?: number;
-  readonly mib_per_s?: number;
-  readonly idle_percent?: number;
-  readonly bad?: number;
-  readonly error?: string;
-}
+type Producer = ChildProcessByStdio<null, Readable, null>;
 
 function fromEnvironment(name: string): string {
   const value = process.env[name];
@@ -42,7 +34,7 @@ function fromEnvironment(name: string): string {
 }
 
 /** Starts a producer and waits for its `ready`. Both get the same UCX_TLS. */
-async function startProducer(name: ProducerName, port: number, ucxTls: string): Promise<ChildProcess> {
+async function startProducer(name: ProducerName, port: number, ucxTls: string): Promise<Producer> {
   const common = ['--port', String(port), '--count', String(HELD), '--block-bytes', String(BLOCK_BYTES)];
   const env = { ...process.env, UCX_TLS: ucxTls, PYTHONDONTWRITEBYTECODE: '1' };
   const [command, ...args] =
@@ -57,13 +49,11 @@ async function startProducer(name: ProducerName, port: number, ucxTls: string): 
           ...['--max-seconds', '600'],
         ];
   const child = spawn(command, args, { env, stdio: ['ignore', 'pipe', 'ignore'] });
-  for await (const line of createInterface({ input: child.stdout })) {
-    if ((JSON.parse(line) as BenchLine).event === 'ready') return child;
-  }
-  throw new Error(`${name} ended before it was ready`);
+  await readyLine(name, child);
+  return child;
 }
 
-async function stop(child: ChildProcess): Promise<void> {
+async function stop(child: Producer): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return;
   const exited = once(child, 'exit');
   child.kill('SIGTERM');
@@ -73,26 +63,20 @@ async function stop(child: ChildProcess): Promise<void> {
 }
 
 /** Runs the client against a producer; its lines. */
-async function runClient(target: string, iterations: number, ucxTls: string): Promise<BenchLine[]> {
-  const script = join(fromEnvironment('KVPEER_CONFORMANCE_DIR'), 'vllm_lookup_bench.py');
+async function runClient(target: string, iterations: number, ucxTls: string): Promise<HarnessLine[]> {
   const args = [
-    ...[script, '--target', target, '--port', String(await freePort())],
+    join(fromEnvironment('KVPEER_CONFORMANCE_DIR'), 'vllm_lookup_bench.py'),
+    ...['--target', target, '--port', String(await freePort())],
     ...['--sizes', SIZES.join(','), '--iters', String(iterations), '--fetch-blocks', String(FETCH_BLOCKS)],
   ];
-  const client = spawn(fromEnvironment('KVPEER_CONFORMANCE_PYTHON'), args, {
-    env: { ...process.env, UCX_TLS: ucxTls, PYTHONDONTWRITEBYTECODE: '1' },
-    stdio: ['ignore', 'pipe', 'ignore'],
+  return clientLines(fromEnvironment('KVPEER_CONFORMANCE_PYTHON'), args, {
+    ...process.env,
+    UCX_TLS: ucxTls,
+    PYTHONDONTWRITEBYTECODE: '1',
   });
-  const exited = once(client, 'exit');
-  const lines: BenchLine[] = [];
-  for await (const line of createInterface({ input: client.stdout }))
-    lines.push(JSON.parse(line) as BenchLine);
-  const [status] = (await exited) as [number | null];
-  if (status !== 0) throw new Error(`the client failed at ${target}: ${JSON.stringify(lines.at(-1))}`);
-  return lines;
 }
 
-function measuredOf(producer: ProducerName, isBusy: boolean, lines: readonly BenchLine[]): Measured {
+function measuredOf(producer: ProducerName, isBusy: boolean, lines: readonly HarnessLine[]): Measured {
   const fetched = lines.find(({ event }) => event === 'fetch');
   if (fetched?.bad !== 0) throw new Error(`${producer}: blocks arrived with wrong bytes`);
   return {

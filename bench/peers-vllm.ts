@@ -37,8 +37,8 @@ interface Answer {
 }
 
 /**
- * A producer for one client, alone on the machine with it. vLLM 0.33 at times does not see a second one: it waits for
- * ever for an answer to its `connect`.
+ * A producer for one client, alone on the machine with it. vLLM 0.33 may not see a second one: of a peer that is gone it
+ * closes the socket's monitor before the socket, and an event in between stops libzmq's I/O thread for good.
  */
 async function withProducer<T>(
   program: string,

@@ -101,7 +101,7 @@ async function main(): Promise<void> {
   for (let round = 0; round < Number(values.rounds); round++) {
     for (const producer of PRODUCERS) {
       for (const isBusy of [false, true]) {
-        // One client each: a second one vLLM 0.33 at times does not see.
+        // One client each: see peers-vllm.ts.
         const port = await freePort();
         const child = await startProducer(producer, port, ucxTls);
         const load = isBusy ? spawn(process.execPath, ['-e', 'for (;;);']) : undefined;

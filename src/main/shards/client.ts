@@ -8,6 +8,7 @@ import { KvpeerError } from '../errors.js';
 import { DataPeers } from './data-peers.js';
 import { Extents } from './extents.js';
 import { failureOf } from './failures.js';
+import { MainShare } from './main-share.js';
 import { type CLOSED, LOST_RESULT, type OnWorkerLost, OperationsInFlight } from './operations-in-flight.js';
 import type {
   AddPeerRequest,
@@ -26,18 +27,6 @@ import { ExtentSet } from './slot-set.js';
 
 /** Lists above this are cut into ranges over several workers; below, the hop costs more than it brings. */
 const SPLIT_KEYS = 8192;
-/** The longest list that is matched on the main thread whenever the workers are idle. */
-const INLINE_MATCH_KEYS = 64;
-/** The same while matches come one by one: up to 70 us of the main thread. */
-const QUIET_MATCH_KEYS = 1024;
-/** Two matches that are this near to each other are wanted at the same time ... */
-const TOGETHER_MS = 0.1;
-/** ... and for so long afterwards the workers are used: what is short of time then is the main thread. */
-const BUSY_MS = 20;
-/** Pins up to this many are given back on the main thread: cheaper than a trip over the rings. */
-const INLINE_RELEASE_PINS = 32;
-/** The same while matches come one by one: up to 15 us of the main thread, less than a sleeping worker's wake-up. */
-const QUIET_RELEASE_PINS = 1024;
 
 export interface ShardsClientOptions {
   readonly control: SharedArrayBuffer;
@@ -45,8 +34,7 @@ export interface ShardsClientOptions {
   /** Native `release` on the control mapping. */
   readonly release: (extent: number) => void;
   /**
-   * Native `match` of all positions, on this thread: short lists are matched here while no worker has anything in hand,
-   * longer ones if no other came just before, which saves two wake-ups. Without it every list goes to a worker.
+   * Native `match` of all positions, on this thread (see MainShare). Without it every list goes to a worker.
    */
   readonly matchHere?: (extent: number) => number;
   readonly holdBuffer: (source: Uint8Array) => BufferToken;
@@ -75,10 +63,9 @@ export class ShardsClient implements ShardClient {
   private readonly table: SlotTable;
   private pins = 0;
   private isClosed = false;
-  private lastMatchMs = -Infinity;
-  /** Releases that a worker has in hand. */
+  private readonly mainShare = new MainShare(() => performance.now());
+  /** Releases that a worker has in hand: nobody waits for them. */
   private openReleaseCount = 0;
-  private lastBusyMs = -Infinity;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
@@ -205,7 +192,8 @@ export class ShardsClient implements ShardClient {
       },
     };
     const { matchHere } = this.options;
-    if (matchHere !== undefined && this.isMatchedHere(keys.count)) {
+    const isIdle = this.inFlight.openCount === this.openReleaseCount;
+    if (matchHere !== undefined && this.mainShare.takesMatch(keys.count, isIdle)) {
       const packed = matchHere(set.extent);
       // Never before the asking call has returned.
       queueMicrotask(() => {
@@ -221,26 +209,6 @@ export class ShardsClient implements ShardClient {
     if (ranges.length > 1) this.inFlight.submitRanges(operation, ranges);
     else this.inFlight.submit(operation, 1 << worker);
     return true;
-  }
-
-  /** The trip to a worker and back is two wake-ups, 100 us and more; a node that has much to do wakes nobody. */
-  private isMatchedHere(keyCount: number): boolean {
-    const nowMs = performance.now();
-    // Nobody waits for a release.
-    const isIdle = this.inFlight.openCount === this.openReleaseCount;
-    if (!isIdle || nowMs - this.lastMatchMs < TOGETHER_MS) this.lastBusyMs = nowMs;
-    this.lastMatchMs = nowMs;
-    return isIdle && keyCount <= (this.isQuietAt(nowMs) ? QUIET_MATCH_KEYS : INLINE_MATCH_KEYS);
-  }
-
-  /** Matches come one by one: none was wanted together with another, or while a worker had something in hand. */
-  private isQuietAt(nowMs: number): boolean {
-    return nowMs - this.lastBusyMs >= BUSY_MS;
-  }
-
-  private isReleasedHere({ counts: { pinned } }: ExtentSet): boolean {
-    if (pinned <= INLINE_RELEASE_PINS) return true;
-    return pinned <= QUIET_RELEASE_PINS && this.isQuietAt(performance.now());
   }
 
   /** Contiguous ranges of equal length over the workers that live and have room. */
@@ -494,7 +462,7 @@ export class ShardsClient implements ShardClient {
   private dropSet(set: ExtentSet): void {
     set.isReleased = true;
     if (set.holdCount > 0 || this.isClosed) return;
-    if (this.isReleasedHere(set)) {
+    if (this.mainShare.takesRelease(set.counts.pinned)) {
       this.unpinNow(set);
       this.giveBack(set);
       return;

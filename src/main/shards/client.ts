@@ -2,14 +2,14 @@
 
 import { type BufferToken, unpackMatch } from '../../../native/index.js';
 import { type Layout, MAX_EXTENT_KEYS, RECORD_CHECKSUM, recordOffset } from '../../shared/layout.js';
-import { ExtentFlag, ExtentWord, Opcode, Outcome, PositionStatus } from '../../shared/operations.js';
+import { ExtentFlag, Opcode, Outcome, PositionStatus } from '../../shared/operations.js';
 import { Phase, SlotTable, generationOf, phaseOf } from '../../shared/slot-state.js';
 import { KvpeerError } from '../errors.js';
 import { DataPeers } from './data-peers.js';
 import { Extents } from './extents.js';
 import { failureOf } from './failures.js';
 import { MainShare } from './main-share.js';
-import { type CLOSED, LOST_RESULT, type OnWorkerLost, OperationsInFlight } from './operations-in-flight.js';
+import { type CLOSED, LOST_RESULT, OperationsInFlight } from './operations-in-flight.js';
 import type {
   AddPeerRequest,
   DataPeer,
@@ -23,7 +23,8 @@ import type {
   ShardClient,
   SlotSet,
 } from './shard-client.js';
-import { ExtentSet } from './slot-set.js';
+import { type ExtentSet, ownSet } from './slot-set.js';
+import { SlotSets } from './slot-sets.js';
 
 /** Lists above this are cut into ranges over several workers; below, the hop costs more than it brings. */
 const SPLIT_KEYS = 8192;
@@ -61,11 +62,8 @@ export class ShardsClient implements ShardClient {
 
   private readonly options: ShardsClientOptions;
   private readonly table: SlotTable;
-  private pins = 0;
-  private isClosed = false;
   private readonly mainShare = new MainShare(() => performance.now());
-  /** Releases that a worker has in hand: nobody waits for them. */
-  private openReleaseCount = 0;
+  private readonly sets: SlotSets;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
@@ -81,33 +79,34 @@ export class ShardsClient implements ShardClient {
       queueMs: options.queueMs,
       maxWaitingCount: options.maxWaitingCount,
     });
+    this.sets = new SlotSets({
+      inFlight: this.inFlight,
+      extents: this.extents,
+      mainShare: this.mainShare,
+      release: options.release,
+      onSettled: (set) => {
+        this.onSettled(set);
+      },
+      whenLanded: options.whenLanded,
+    });
     this.peers = new DataPeers({
       layout,
       inFlight: this.inFlight,
       extents: this.extents,
       movers: options.movers,
-      own: (set) => this.own(set),
-      hold: (set) => {
-        set.holdCount += 1;
-      },
-      unhold: (set) => {
-        this.unhold(set);
-      },
-      giveBack: (set) => {
-        this.giveBack(set);
-      },
+      sets: this.sets,
       onTrouble: options.onTrouble,
     });
   }
 
   /** Pins that sets hold now. */
   get pinCount(): number {
-    return this.pins;
+    return this.sets.pinCount;
   }
 
   /** The workers have exited: whatever is open or waiting ends with KVPEER_CLOSED, and the mapping is not used again. */
   close(): void {
-    this.isClosed = true;
+    this.sets.close();
     this.inFlight.close();
   }
 
@@ -119,10 +118,10 @@ export class ShardsClient implements ShardClient {
 
   match(keys: KeySpan, options: MatchOptions, done: Done<SlotSet | undefined>): void {
     this.checkKeys(keys);
-    const within = (options.within ?? []).map((set) => this.own(set));
+    const within = (options.within ?? []).map(ownSet);
     for (const set of within) set.holdCount += 1;
     const finish: Done<SlotSet | undefined> = (failure, set) => {
-      for (const held of within) this.unhold(held);
+      for (const held of within) this.sets.unhold(held);
       done(failure, set);
     };
     this.inFlight.whenRoom(
@@ -170,8 +169,8 @@ export class ShardsClient implements ShardClient {
       done: (outcome: Outcome | typeof CLOSED, hits: number, pending: number, leading: number): void => {
         if (outcome !== Outcome.Ok) {
           set.recount();
-          this.pins += set.counts.pinned;
-          this.dropSet(set);
+          this.sets.countPins(set);
+          this.sets.drop(set);
           done(failureOf(outcome), undefined);
           return;
         }
@@ -186,13 +185,13 @@ export class ShardsClient implements ShardClient {
           set.counts.pending = pending;
           set.counts.leading = leading;
         }
-        this.pins += set.counts.pinned;
+        this.sets.countPins(set);
         this.extents.trim(set);
         done(undefined, set);
       },
     };
     const { matchHere } = this.options;
-    const isIdle = this.inFlight.openCount === this.openReleaseCount;
+    const isIdle = this.inFlight.openCount === this.sets.openReleaseCount;
     if (matchHere !== undefined && this.mainShare.takesMatch(keys.count, isIdle)) {
       const packed = matchHere(set.extent);
       // Never before the asking call has returned.
@@ -257,18 +256,13 @@ export class ShardsClient implements ShardClient {
         onWorkerLost: 'fail',
         done: (outcome) => {
           set.recount();
-          this.pins += set.counts.pinned;
+          this.sets.countPins(set);
           this.extents.trim(set);
           if (outcome === Outcome.Ok) {
             done(undefined, set);
             return;
           }
-          // What the other owners have done is undone; others may wait for these keys already.
-          this.settle(set, Opcode.Abandon, 0, [PositionStatus.Reserved], () => {
-            set.recount();
-            this.onSettled(set);
-            this.dropSet(set);
-          });
+          this.sets.undoReservation(set);
           done(failureOf(outcome), undefined);
         },
       },
@@ -284,10 +278,10 @@ export class ShardsClient implements ShardClient {
       if (!this.inFlight.hasRoom(owners)) return false;
       const set = this.extents.make({ count: keys.count, keys, flags: 0, pinLimit: 0, peerNumBlocks: 0 });
       if (set === undefined) return false;
-      this.submitOn(set, Opcode.Evict, 0, owners, 'repeat', (failure) => {
+      this.sets.submit(set, Opcode.Evict, 0, owners, 'repeat', (failure) => {
         let evictedCount = 0;
         for (const status of set.statuses) if (status === PositionStatus.Found) evictedCount += 1;
-        this.giveBack(set);
+        this.sets.giveBack(set);
         done(failure, { evictedCount });
       });
       return true;
@@ -305,204 +299,29 @@ export class ShardsClient implements ShardClient {
   // ---- sets
 
   release(set: SlotSet): void {
-    const own = this.own(set);
-    this.checkIdle(own);
-    const { reserved, damaged, unwritten, quarantined } = own.counts;
-    if (reserved + damaged + unwritten + quarantined > 0) {
-      throw new Error('a set with reserved or quarantined slots is not released but published or abandoned');
-    }
-    this.dropSet(own);
+    this.sets.release(ownSet(set));
   }
 
   publish(set: SlotSet, options: { readonly keepPins: boolean }, done: Done<undefined>): void {
-    const own = this.own(set);
-    const { keepPins } = options;
-    const { reserved, unwritten } = own.counts;
-    const hasUnwritten = unwritten > 0;
-    this.settle(
-      own,
-      Opcode.Publish,
-      (keepPins ? ExtentFlag.KeepPins : 0) | (hasUnwritten ? ExtentFlag.DropUnwritten : 0),
-      hasUnwritten ? [PositionStatus.Reserved, PositionStatus.Unwritten] : [PositionStatus.Reserved],
-      (failure) => {
-        if (failure === undefined) {
-          own.counts.reserved = 0;
-          own.counts.unwritten = 0;
-          if (keepPins) {
-            own.counts.pinned += reserved;
-            this.pins += reserved;
-          }
-        }
-        this.dropDamaged(own, failure, (settled) => {
-          if (settled === undefined) this.onSettled(own);
-          done(settled, undefined);
-          if (settled === undefined && !keepPins) this.dropSet(own);
-        });
-      },
-    );
-  }
-
-  /** Slots whose bytes were found damaged are FREE again; their positions are misses. */
-  private dropDamaged(
-    set: ExtentSet,
-    failure: Failure | undefined,
-    done: (failure: Failure | undefined) => void,
-  ): void {
-    if (failure !== undefined || set.counts.damaged === 0) {
-      done(failure);
-      return;
-    }
-    this.settle(set, Opcode.Abandon, 0, [PositionStatus.Damaged], (abandoned) => {
-      if (abandoned === undefined) set.counts.damaged = 0;
-      done(abandoned);
-    });
+    this.sets.publish(ownSet(set), options.keepPins, done);
   }
 
   abandon(set: SlotSet, options: { readonly quarantine: boolean }, done: Done<undefined>): void {
-    const own = this.own(set);
-    const { quarantine } = options;
-    const { damaged, unwritten } = own.counts;
-    const reserved = own.counts.reserved + damaged + unwritten;
-    const flags = quarantine ? ExtentFlag.ToQuarantine : 0;
-    // The workers give up damaged and unwritten positions with the others; a shard may have none but such.
-    const statuses =
-      damaged + unwritten > 0
-        ? [PositionStatus.Reserved, PositionStatus.Damaged, PositionStatus.Unwritten]
-        : [PositionStatus.Reserved];
-    this.settle(own, Opcode.Abandon, flags, statuses, (failure) => {
-      if (failure !== undefined) {
-        done(failure, undefined);
-        return;
-      }
-      own.counts.reserved = 0;
-      own.counts.damaged = 0;
-      own.counts.unwritten = 0;
-      if (quarantine) {
-        own.counts.quarantined += reserved;
-        this.unpinNow(own);
-      }
-      this.onSettled(own);
-      done(undefined, undefined);
-      if (!quarantine) this.dropSet(own);
-    });
+    this.sets.abandon(ownSet(set), options.quarantine, done);
   }
 
   unquarantine(set: SlotSet, done: Done<undefined>): void {
-    const own = this.own(set);
-    this.settle(own, Opcode.Unquarantine, 0, [PositionStatus.Quarantined], (failure) => {
-      if (failure === undefined) own.counts.quarantined = 0;
-      done(failure, undefined);
-      if (failure === undefined) this.dropSet(own);
-    });
+    this.sets.unquarantine(ownSet(set), done);
   }
 
-  /** Sends an operation on the set's positions with these statuses to their owners. It never ends for want of room. */
-  private settle(
-    set: ExtentSet,
-    opcode: Opcode,
-    flags: number,
-    statuses: readonly PositionStatus[],
-    done: (failure: Failure | undefined) => void,
-  ): void {
-    this.checkIdle(set);
-    set.isBusy = true;
-    let owners = 0;
-    for (const status of statuses) owners |= this.extents.ownersOf(set, status);
-    const finish = (failure: Failure | undefined): void => {
-      set.isBusy = false;
-      done(failure);
-    };
-    const isFreeing = opcode === Opcode.Unquarantine || (opcode === Opcode.Abandon && flags === 0);
-    if (owners === 0) {
-      queueMicrotask(() => {
-        finish(undefined);
-      });
-      return;
-    }
-    const attempt = (): boolean => {
-      if (!this.inFlight.hasRoom(owners)) return false;
-      this.extents.memory.setHeader(set.extent, ExtentWord.Flags, flags);
-      this.submitOn(set, opcode, 0, owners, 'repeat', finish);
-      return true;
-    };
-    const submit = (): void => {
-      this.inFlight.whenRoom(attempt, 'must', (reason) => {
-        finish(failureOf(reason));
-      });
-    };
-    if (isFreeing && this.options.whenLanded !== undefined) this.options.whenLanded(submit);
-    else submit();
-  }
-
-  private submitOn(
-    set: ExtentSet,
-    opcode: Opcode,
-    arg0: number,
-    owners: number,
-    onWorkerLost: OnWorkerLost,
-    done: (failure: Failure | undefined, result0: number) => void,
-  ): void {
-    this.inFlight.submit(
-      {
-        opcode,
-        extent: set.extent,
-        arg0,
-        arg1: 0,
-        arg2: 0,
-        onWorkerLost,
-        done: (outcome, result0) => {
-          done(failureOf(outcome), result0);
-        },
-      },
-      owners,
-    );
-  }
-
-  /** Gives pins and extent back, as soon as no operation reads the set. The caller's views end here. */
-  private dropSet(set: ExtentSet): void {
-    set.isReleased = true;
-    if (set.holdCount > 0 || this.isClosed) return;
-    if (this.mainShare.takesRelease(set.counts.pinned)) {
-      this.unpinNow(set);
-      this.giveBack(set);
-      return;
-    }
-    const attempt = (): boolean => {
-      const worker = this.inFlight.leastBusy();
-      if (worker < 0) return false;
-      this.openReleaseCount += 1;
-      this.submitOn(set, Opcode.Release, 0, 1 << worker, 'repeatAnywhere', (failure) => {
-        this.openReleaseCount -= 1;
-        if (failure?.code === 'KVPEER_CLOSED') return;
-        this.pins -= set.counts.pinned;
-        this.giveBack(set);
-      });
-      return true;
-    };
-    this.inFlight.whenRoom(attempt, 'must', () => undefined);
-  }
-
-  private unpinNow(set: ExtentSet): void {
-    if (set.counts.pinned === 0 || this.isClosed) return;
-    this.options.release(set.extent);
-    this.pins -= set.counts.pinned;
-    set.counts.pinned = 0;
-  }
-
-  private unhold(set: ExtentSet): void {
-    set.holdCount -= 1;
-    if (set.holdCount === 0 && set.isReleased) this.dropSet(set);
-  }
-
-  private giveBack(set: ExtentSet): void {
-    this.extents.giveBack(set);
-    if (this.inFlight.waitingCount > 0) this.inFlight.pump();
+  markUnwritten(set: SlotSet, positions: Int32Array): void {
+    ownSet(set).markUnwritten(positions);
   }
 
   // ---- block bytes
 
   copyIn(set: SlotSet, source: Uint8Array, done: Done<undefined>): void {
-    const own = this.own(set);
+    const own = ownSet(set);
     const needed = own.count * this.blockBytes;
     if (source.length !== needed) {
       throw new KvpeerError(
@@ -518,31 +337,31 @@ export class ShardsClient implements ShardClient {
   }
 
   fill(set: SlotSet, done: Done<undefined>): void {
-    this.onBlocks(this.own(set), Opcode.Fill, 0, (failure) => {
+    this.onBlocks(ownSet(set), Opcode.Fill, 0, (failure) => {
       done(failure, undefined);
     });
   }
 
   poison(set: SlotSet, done: Done<undefined>): void {
-    this.onBlocks(this.own(set), Opcode.Poison, 0, (failure) => {
+    this.onBlocks(ownSet(set), Opcode.Poison, 0, (failure) => {
       done(failure, undefined);
     });
   }
 
   verify(set: SlotSet, done: Done<{ readonly mismatchCount: number }>): void {
-    this.onBlocks(this.own(set), Opcode.Verify, 0, (failure, result0) => {
+    this.onBlocks(ownSet(set), Opcode.Verify, 0, (failure, result0) => {
       done(failure, { mismatchCount: failure === undefined ? result0 : 0 });
     });
   }
 
   checksum(set: SlotSet, done: Done<undefined>): void {
-    this.onBlocks(this.own(set), Opcode.Checksum, 0, (failure) => {
+    this.onBlocks(ownSet(set), Opcode.Checksum, 0, (failure) => {
       done(failure, undefined);
     });
   }
 
   verifyChecksums(set: SlotSet, expected: Uint8Array, done: Done<{ readonly damagedCount: number }>): void {
-    const own = this.own(set);
+    const own = ownSet(set);
     const area = this.extents.make({
       count: 0,
       spaceBytes: expected.length,
@@ -560,24 +379,11 @@ export class ShardsClient implements ShardClient {
     this.extents.memory.bytes.set(expected, at);
     const damagedBefore = own.counts.damaged;
     this.onBlocks(own, Opcode.VerifyChecksum, at - own.extent, (failure) => {
-      this.giveBack(area);
+      this.sets.giveBack(area);
       // Counted, not added up: a worker that died in between has marked some and told nobody how many.
       own.recount();
       done(failure, { damagedCount: own.counts.damaged - damagedBefore });
     });
-  }
-
-  markUnwritten(set: SlotSet, positions: Int32Array): void {
-    const own = this.own(set);
-    this.checkIdle(own);
-    const { bytes } = this.extents.memory;
-    const statuses = this.extents.memory.statusesAt(own.extent);
-    for (const position of positions) {
-      if (bytes[statuses + position] !== PositionStatus.Reserved) continue;
-      bytes[statuses + position] = PositionStatus.Unwritten;
-      own.counts.reserved -= 1;
-      own.counts.unwritten += 1;
-    }
   }
 
   checksumsOf(set: SlotSet): Uint8Array {
@@ -598,7 +404,7 @@ export class ShardsClient implements ShardClient {
     arg0: number,
     done: (failure: Failure | undefined, result0: number) => void,
   ): void {
-    this.checkIdle(set);
+    set.checkIdle();
     set.isBusy = true;
     const finish = (failure: Failure | undefined, result0: number): void => {
       set.isBusy = false;
@@ -607,7 +413,7 @@ export class ShardsClient implements ShardClient {
     const attempt = (): boolean => {
       const worker = this.inFlight.leastBusy();
       if (worker < 0) return false;
-      this.submitOn(set, opcode, arg0, 1 << worker, 'repeatAnywhere', finish);
+      this.sets.submit(set, opcode, arg0, 1 << worker, 'repeatAnywhere', finish);
       return true;
     };
     this.inFlight.whenRoom(attempt, 'must', (reason) => {
@@ -642,16 +448,6 @@ export class ShardsClient implements ShardClient {
   }
 
   // ---- checks
-
-  private own(set: unknown): ExtentSet {
-    if (!(set instanceof ExtentSet)) throw new Error('not a slot set of this client');
-    set.checkAlive();
-    return set;
-  }
-
-  private checkIdle(set: ExtentSet): void {
-    if (set.isBusy) throw new Error('the slot set has an operation under way');
-  }
 
   private checkKeys(keys: KeySpan): void {
     // In a message natively, by every match.

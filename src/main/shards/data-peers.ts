@@ -21,7 +21,8 @@ import type {
   ServeRequest,
   ServeResult,
 } from './shard-client.js';
-import type { ExtentSet } from './slot-set.js';
+import { type ExtentSet, ownSet } from './slot-set.js';
+import type { SlotSets } from './slot-sets.js';
 
 interface KnownPeer extends DataPeer {
   readonly mover: number;
@@ -34,11 +35,7 @@ export interface DataPeersParts {
   readonly layout: Layout;
   readonly inFlight: OperationsInFlight;
   readonly extents: Extents;
-  readonly own: (set: unknown) => ExtentSet;
-  /** The set is read until unhold: it is not given back before. */
-  readonly hold: (set: ExtentSet) => void;
-  readonly unhold: (set: ExtentSet) => void;
-  readonly giveBack: (set: ExtentSet) => void;
+  readonly sets: SlotSets;
   /** Workers that move data; none with --data-plane none. */
   readonly movers: readonly number[];
   readonly onTrouble: (text: string) => void;
@@ -133,7 +130,7 @@ export class DataPeers {
         arg2: hasScratch ? ADD_PEER_SCRATCH : 0,
         onWorkerLost: 'repeat',
         done: (outcome) => {
-          this.parts.giveBack(space);
+          this.parts.sets.giveBack(space);
           done(outcome);
         },
       },
@@ -224,14 +221,14 @@ export class DataPeers {
     const held: ExtentSet[] = [
       ...(request.byLease?.leases ?? []),
       ...(request.resolved === undefined ? [] : [request.resolved]),
-    ].map(this.parts.own);
-    held.forEach(this.parts.hold);
+    ].map(ownSet);
+    for (const set of held) set.holdCount += 1;
     let opNumber = 0;
     let isCancelled = false;
     let isDone = false;
     const finish: Done<ServeResult> = (failure, result) => {
       isDone = true;
-      held.forEach(this.parts.unhold);
+      for (const set of held) this.parts.sets.unhold(set);
       done(failure, result);
     };
     const attempt = (): boolean => {
@@ -298,7 +295,7 @@ export class DataPeers {
           if (blockCount === LOST_RESULT) blockCount = outcome === Outcome.Ok ? presentCount(work) : 0;
           const isPart = outcome === Outcome.Ok && byLease !== undefined && blockCount < count;
           const written = isPart ? writtenOf(work) : undefined;
-          this.parts.giveBack(work);
+          this.parts.sets.giveBack(work);
           done(failureOf(outcome), { blockCount, bytes: blockCount * layout.blockBytes, written });
         },
       },

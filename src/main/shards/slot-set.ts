@@ -113,6 +113,19 @@ export class ExtentSet implements SlotSet {
     }
   }
 
+  /** These Reserved positions become Unwritten; what is not Reserved stays as it is. */
+  markUnwritten(positions: Int32Array): void {
+    this.checkIdle();
+    const { counts, memory } = this;
+    const at = memory.statusesAt(this.extent);
+    for (const position of positions) {
+      if (memory.bytes[at + position] !== PositionStatus.Reserved) continue;
+      memory.bytes[at + position] = PositionStatus.Unwritten;
+      counts.reserved -= 1;
+      counts.unwritten += 1;
+    }
+  }
+
   /** Forgets leases, indexes and keys, which lie at the end of the extent. */
   dropKeys(): void {
     this.memory.setHeader(this.extent, ExtentWord.KeysOffset, 0);
@@ -127,4 +140,15 @@ export class ExtentSet implements SlotSet {
     if (this.isReleased || this.isGivenBack)
       throw new Error('the slot set was given back; its memory may be in other hands');
   }
+
+  checkIdle(): void {
+    if (this.isBusy) throw new Error('the slot set has an operation under way');
+  }
+}
+
+/** What a caller gives back as a slot set, which must be one of ours and still his. */
+export function ownSet(set: unknown): ExtentSet {
+  if (!(set instanceof ExtentSet)) throw new Error('not a slot set of this client');
+  set.checkAlive();
+  return set;
 }

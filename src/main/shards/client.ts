@@ -1,10 +1,11 @@
 // The shard client: what the session layer asks of the shards, as operations on the workers' rings.
 
 import { type BufferToken, unpackMatch } from '../../../native/index.js';
-import { type Layout, MAX_EXTENT_KEYS, RECORD_CHECKSUM, recordOffset } from '../../shared/layout.js';
+import { type Layout, MAX_EXTENT_KEYS } from '../../shared/layout.js';
 import { ExtentFlag, Opcode, Outcome, PositionStatus } from '../../shared/operations.js';
 import { Phase, SlotTable, generationOf, phaseOf } from '../../shared/slot-state.js';
 import { KvpeerError } from '../errors.js';
+import { ByteOperations } from './byte-operations.js';
 import { DataPeers } from './data-peers.js';
 import { Extents } from './extents.js';
 import { failureOf } from './failures.js';
@@ -14,7 +15,6 @@ import type {
   AddPeerRequest,
   DataPeer,
   Done,
-  Failure,
   KeySpan,
   MatchOptions,
   ServeHandle,
@@ -64,6 +64,7 @@ export class ShardsClient implements ShardClient {
   private readonly table: SlotTable;
   private readonly mainShare = new MainShare(() => performance.now());
   private readonly sets: SlotSets;
+  private readonly bytes: ByteOperations;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
@@ -88,6 +89,14 @@ export class ShardsClient implements ShardClient {
         this.onSettled(set);
       },
       whenLanded: options.whenLanded,
+    });
+    this.bytes = new ByteOperations({
+      layout,
+      inFlight: this.inFlight,
+      extents: this.extents,
+      sets: this.sets,
+      holdBuffer: options.holdBuffer,
+      dropBuffer: options.dropBuffer,
     });
     this.peers = new DataPeers({
       layout,
@@ -321,104 +330,31 @@ export class ShardsClient implements ShardClient {
   // ---- block bytes
 
   copyIn(set: SlotSet, source: Uint8Array, done: Done<undefined>): void {
-    const own = ownSet(set);
-    const needed = own.count * this.blockBytes;
-    if (source.length !== needed) {
-      throw new KvpeerError(
-        'KVPEER_INVALID_ARGUMENT',
-        `${own.count} blocks of ${this.blockBytes} bytes are ${needed} bytes, not ${source.length}`,
-      );
-    }
-    const token = this.options.holdBuffer(source);
-    this.onBlocks(own, Opcode.CopyIn, token, (failure) => {
-      this.options.dropBuffer(token);
-      done(failure, undefined);
-    });
+    this.bytes.copyIn(ownSet(set), source, done);
   }
 
   fill(set: SlotSet, done: Done<undefined>): void {
-    this.onBlocks(ownSet(set), Opcode.Fill, 0, (failure) => {
-      done(failure, undefined);
-    });
+    this.bytes.fill(ownSet(set), done);
   }
 
   poison(set: SlotSet, done: Done<undefined>): void {
-    this.onBlocks(ownSet(set), Opcode.Poison, 0, (failure) => {
-      done(failure, undefined);
-    });
+    this.bytes.poison(ownSet(set), done);
   }
 
   verify(set: SlotSet, done: Done<{ readonly mismatchCount: number }>): void {
-    this.onBlocks(ownSet(set), Opcode.Verify, 0, (failure, result0) => {
-      done(failure, { mismatchCount: failure === undefined ? result0 : 0 });
-    });
+    this.bytes.verify(ownSet(set), done);
   }
 
   checksum(set: SlotSet, done: Done<undefined>): void {
-    this.onBlocks(ownSet(set), Opcode.Checksum, 0, (failure) => {
-      done(failure, undefined);
-    });
+    this.bytes.checksum(ownSet(set), done);
   }
 
   verifyChecksums(set: SlotSet, expected: Uint8Array, done: Done<{ readonly damagedCount: number }>): void {
-    const own = ownSet(set);
-    const area = this.extents.make({
-      count: 0,
-      spaceBytes: expected.length,
-      flags: 0,
-      pinLimit: 0,
-      peerNumBlocks: 0,
-    });
-    if (area === undefined) {
-      queueMicrotask(() => {
-        done({ code: 'KVPEER_BUSY' }, { damagedCount: 0 });
-      });
-      return;
-    }
-    const at = this.extents.memory.keysAt(area.extent);
-    this.extents.memory.bytes.set(expected, at);
-    const damagedBefore = own.counts.damaged;
-    this.onBlocks(own, Opcode.VerifyChecksum, at - own.extent, (failure) => {
-      this.sets.giveBack(area);
-      // Counted, not added up: a worker that died in between has marked some and told nobody how many.
-      own.recount();
-      done(failure, { damagedCount: own.counts.damaged - damagedBefore });
-    });
+    this.bytes.verifyChecksums(ownSet(set), expected, done);
   }
 
   checksumsOf(set: SlotSet): Uint8Array {
-    const { bytes } = this.extents.memory;
-    const { slots, count } = set;
-    const checksums = new Uint8Array(count * 8);
-    for (let i = 0; i < count; i += 1) {
-      if (slots[i] < 0) continue;
-      const at = recordOffset(this.options.layout, slots[i]) + RECORD_CHECKSUM;
-      checksums.set(bytes.subarray(at, at + 8), i * 8);
-    }
-    return checksums;
-  }
-
-  private onBlocks(
-    set: ExtentSet,
-    opcode: Opcode,
-    arg0: number,
-    done: (failure: Failure | undefined, result0: number) => void,
-  ): void {
-    set.checkIdle();
-    set.isBusy = true;
-    const finish = (failure: Failure | undefined, result0: number): void => {
-      set.isBusy = false;
-      done(failure, result0);
-    };
-    const attempt = (): boolean => {
-      const worker = this.inFlight.leastBusy();
-      if (worker < 0) return false;
-      this.sets.submit(set, opcode, arg0, 1 << worker, 'repeatAnywhere', finish);
-      return true;
-    };
-    this.inFlight.whenRoom(attempt, 'must', (reason) => {
-      finish(failureOf(reason), 0);
-    });
+    return this.bytes.checksumsOf(ownSet(set));
   }
 
   // ---- remote peers

@@ -1,6 +1,6 @@
-// The shard client: what the session layer asks of the shards, as operations on the workers' rings.
+// The shard client: what the session layer asks of the shards, handed to the part that does it; insertion and eviction here.
 
-import { type BufferToken, unpackMatch } from '../../../native/index.js';
+import type { BufferToken } from '../../../native/index.js';
 import { type Layout, MAX_EXTENT_KEYS } from '../../shared/layout.js';
 import { ExtentFlag, Opcode, Outcome, PositionStatus } from '../../shared/operations.js';
 import { Phase, SlotTable, generationOf, phaseOf } from '../../shared/slot-state.js';
@@ -10,7 +10,8 @@ import { DataPeers } from './data-peers.js';
 import { Extents } from './extents.js';
 import { failureOf } from './failures.js';
 import { MainShare } from './main-share.js';
-import { type CLOSED, LOST_RESULT, OperationsInFlight } from './operations-in-flight.js';
+import { Matches } from './matches.js';
+import { OperationsInFlight } from './operations-in-flight.js';
 import type {
   AddPeerRequest,
   DataPeer,
@@ -23,11 +24,8 @@ import type {
   ShardClient,
   SlotSet,
 } from './shard-client.js';
-import { type ExtentSet, ownSet } from './slot-set.js';
+import { ownSet } from './slot-set.js';
 import { SlotSets } from './slot-sets.js';
-
-/** Lists above this are cut into ranges over several workers; below, the hop costs more than it brings. */
-const SPLIT_KEYS = 8192;
 
 export interface ShardsClientOptions {
   readonly control: SharedArrayBuffer;
@@ -60,15 +58,13 @@ export class ShardsClient implements ShardClient {
   readonly peers: DataPeers;
   onSettled: (set: SlotSet) => void = () => undefined;
 
-  private readonly options: ShardsClientOptions;
   private readonly table: SlotTable;
-  private readonly mainShare = new MainShare(() => performance.now());
   private readonly sets: SlotSets;
+  private readonly matches: Matches;
   private readonly bytes: ByteOperations;
 
   constructor(options: ShardsClientOptions) {
     const { layout, control } = options;
-    this.options = options;
     this.numBlocks = layout.numBlocks;
     this.blockBytes = layout.blockBytes;
     this.keyBytes = layout.keyBytes;
@@ -80,15 +76,24 @@ export class ShardsClient implements ShardClient {
       queueMs: options.queueMs,
       maxWaitingCount: options.maxWaitingCount,
     });
+    const mainShare = new MainShare(() => performance.now());
     this.sets = new SlotSets({
       inFlight: this.inFlight,
       extents: this.extents,
-      mainShare: this.mainShare,
+      mainShare,
       release: options.release,
       onSettled: (set) => {
         this.onSettled(set);
       },
       whenLanded: options.whenLanded,
+    });
+    this.matches = new Matches({
+      numBlocks: layout.numBlocks,
+      inFlight: this.inFlight,
+      extents: this.extents,
+      sets: this.sets,
+      mainShare,
+      matchHere: options.matchHere,
     });
     this.bytes = new ByteOperations({
       layout,
@@ -127,109 +132,7 @@ export class ShardsClient implements ShardClient {
 
   match(keys: KeySpan, options: MatchOptions, done: Done<SlotSet | undefined>): void {
     this.checkKeys(keys);
-    const within = (options.within ?? []).map(ownSet);
-    for (const set of within) set.holdCount += 1;
-    const finish: Done<SlotSet | undefined> = (failure, set) => {
-      for (const held of within) this.sets.unhold(held);
-      done(failure, set);
-    };
-    this.inFlight.whenRoom(
-      () => this.tryMatch(keys, options, within, finish),
-      'bounded',
-      (reason) => {
-        finish(failureOf(reason), undefined);
-      },
-    );
-  }
-
-  private tryMatch(
-    keys: KeySpan,
-    options: MatchOptions,
-    within: readonly ExtentSet[],
-    done: Done<SlotSet | undefined>,
-  ): boolean {
-    const worker = this.inFlight.leastBusy();
-    if (worker < 0) return false;
-    const { destinations } = options;
-    const isPinning = options.pin ?? true;
-    const set = this.extents.make({
-      count: keys.count,
-      keys,
-      indexes: destinations?.indexes,
-      leases: within,
-      flags:
-        (isPinning ? ExtentFlag.Pin : 0) |
-        (destinations === undefined ? 0 : ExtentFlag.CheckDestinations) |
-        (options.within === undefined ? 0 : ExtentFlag.CountUnique),
-      pinLimit: Math.min(options.pinLimit ?? keys.count, this.numBlocks),
-      peerNumBlocks: destinations?.numBlocks ?? 0,
-      isReadInPlace: true,
-    });
-    if (set === undefined) return false;
-    const isLimited = destinations !== undefined || options.pinLimit !== undefined || within.length > 0;
-    const ranges = keys.count > SPLIT_KEYS && !isLimited ? this.rangesOf(keys.count) : [];
-    const operation = {
-      opcode: Opcode.Match,
-      extent: set.extent,
-      arg0: 0,
-      arg1: -1,
-      arg2: 0,
-      onWorkerLost: 'ifRecorded' as const,
-      done: (outcome: Outcome | typeof CLOSED, hits: number, pending: number, leading: number): void => {
-        if (outcome !== Outcome.Ok) {
-          set.recount();
-          this.sets.countPins(set);
-          this.sets.drop(set);
-          done(failureOf(outcome), undefined);
-          return;
-        }
-        if (keys.foreign !== undefined) {
-          const statuses = this.extents.memory.statusesAt(set.extent);
-          this.extents.markForeign(statuses, keys.foreign, keys.count, PositionStatus.Miss);
-        }
-        if (ranges.length > 1 || hits === LOST_RESULT) {
-          set.recount();
-        } else {
-          set.counts.pinned = isPinning ? hits : 0;
-          set.counts.pending = pending;
-          set.counts.leading = leading;
-        }
-        this.sets.countPins(set);
-        this.extents.trim(set);
-        done(undefined, set);
-      },
-    };
-    const { matchHere } = this.options;
-    const isIdle = this.inFlight.openCount === this.sets.openReleaseCount;
-    if (matchHere !== undefined && this.mainShare.takesMatch(keys.count, isIdle)) {
-      const packed = matchHere(set.extent);
-      // Never before the asking call has returned.
-      queueMicrotask(() => {
-        if (packed < 0) {
-          operation.done(-packed as Outcome, 0, 0, 0);
-          return;
-        }
-        const { hitCount, pendingCount, leadingCount } = unpackMatch(packed);
-        operation.done(Outcome.Ok, hitCount, pendingCount, leadingCount);
-      });
-      return true;
-    }
-    if (ranges.length > 1) this.inFlight.submitRanges(operation, ranges);
-    else this.inFlight.submit(operation, 1 << worker);
-    return true;
-  }
-
-  /** Contiguous ranges of equal length over the workers that live and have room. */
-  private rangesOf(count: number): { worker: number; first: number; count: number }[] {
-    const workers = Array.from({ length: this.inFlight.workerCount }, (_, worker) => worker).filter(
-      (worker) => this.inFlight.hasRoom(1 << worker),
-    );
-    const share = Math.ceil(count / workers.length);
-    return workers.map((worker, i) => ({
-      worker,
-      first: i * share,
-      count: Math.min(share, count - i * share),
-    }));
+    this.matches.match(keys, options, done);
   }
 
   reserve(keys: KeySpan, done: Done<SlotSet | undefined>): void {

@@ -1,4 +1,4 @@
-// The operations that main has given to workers or keeps waiting: admission, rings, completions, and a worker's loss.
+// The operations that main has given to workers: admission, rings, completions, and a worker's loss.
 
 import {
   type Layout,
@@ -12,13 +12,12 @@ import {
 import { EXTENT_UNIT_BYTES, ExtentWord, NO_EXTENT, Opcode, Outcome } from '../../shared/operations.js';
 import { RingConsumer, RingProducer, arm, disarm, wakeWorker } from '../../shared/ring.js';
 import { Numbered } from './numbered.js';
+import { type EndWaiting, RoomQueue } from './room-queue.js';
 
 /** Records of a ring that admission leaves free: for the rebuild of a shard and for records without a completion. */
 const RING_HEADROOM = 4;
 /** Completions handled before the event loop gets its turn. */
 const DRAIN_BUDGET = 256;
-/** Waiting operations that are tried in one go although they may still find no room. */
-const RETRIES_PER_PASS = 64;
 
 /** Results that were lost with the worker that had them; the asker counts for itself. */
 export const LOST_RESULT = -1;
@@ -62,13 +61,6 @@ interface OpenOperation {
   owners: number;
 }
 
-interface Waiting {
-  /** Tries to submit; false when there still is no room. */
-  readonly attempt: () => boolean;
-  readonly end: (reason: 'busy' | 'closed') => void;
-  readonly deadlineMs: number;
-}
-
 export interface InFlightOptions {
   readonly control: SharedArrayBuffer;
   readonly layout: Layout;
@@ -91,22 +83,17 @@ interface WorkerState {
 
 /**
  * Main side of the rings. A worker has at most as many open operations as its rings have records, so neither its
- * completions nor main's submissions can find a ring full; what is over waits here, for a bounded time where the
- * asker can be told that there is no room.
+ * completions nor main's submissions can find a ring full; what is over waits in a RoomQueue.
  */
 export class OperationsInFlight {
   /** Called after completions were handled, before main sleeps. */
   onDrained: (() => void) | undefined;
   private readonly words: Int32Array;
   private readonly layout: Layout;
-  private readonly options: InFlightOptions;
   private readonly workers: WorkerState[];
   private readonly open: Numbered<OpenOperation>;
-  private readonly waiting: Waiting[] = [];
-  private readonly urgent: Waiting[] = [];
-  private timer: NodeJS.Timeout | undefined;
+  private readonly queue: RoomQueue;
   private isScheduled = false;
-  private isPumping = false;
   private isClosed = false;
   private nextWorker = 0;
   private readonly mainWord: number;
@@ -115,8 +102,8 @@ export class OperationsInFlight {
 
   constructor(options: InFlightOptions) {
     const { layout } = options;
-    this.options = options;
     this.layout = layout;
+    this.queue = new RoomQueue(options.queueMs, options.maxWaitingCount);
     this.words = new Int32Array(options.control, 0, layout.controlBytes / 4);
     this.mainWord = mainArmedWord(layout);
     this.admitted = layout.ringCapacity - RING_HEADROOM;
@@ -141,7 +128,7 @@ export class OperationsInFlight {
   }
 
   get waitingCount(): number {
-    return this.waiting.length + this.urgent.length;
+    return this.queue.count;
   }
 
   openCountOf(worker: number): number {
@@ -231,40 +218,14 @@ export class OperationsInFlight {
     return true;
   }
 
-  /**
-   * Runs `attempt` now, or again and again when room appears, in the order of the calls.
-   *
-   * @param urgency 'bounded': it ends with 'busy' after queueMs; 'must': it waits as long as it takes, before the others
-   */
-  whenRoom(attempt: () => boolean, urgency: 'bounded' | 'must', end: Waiting['end']): void {
-    if (this.isClosed) {
-      queueMicrotask(() => {
-        end('closed');
-      });
-      return;
-    }
-    const list = urgency === 'must' ? this.urgent : this.waiting;
-    if (list.length === 0 && attempt()) return;
-    if (urgency === 'bounded' && list.length >= this.options.maxWaitingCount) {
-      queueMicrotask(() => {
-        end('busy');
-      });
-      return;
-    }
-    list.push({ attempt, end, deadlineMs: performance.now() + this.options.queueMs });
-    this.startTimer();
+  /** See RoomQueue. */
+  whenRoom(attempt: () => boolean, urgency: 'bounded' | 'must', end: EndWaiting): void {
+    this.queue.whenRoom(attempt, urgency, end);
   }
 
-  /** Tries what waits: a completion, room in the arena or a new worker may have made room. */
+  /** Tries what waits for room: memory of the arena was given back. */
   pump(): void {
-    if (this.isPumping || this.isClosed) return;
-    this.isPumping = true;
-    try {
-      retry(this.urgent);
-      retry(this.waiting);
-    } finally {
-      this.isPumping = false;
-    }
+    this.queue.pump();
   }
 
   /** Runs something and then handles what has arrived: until then nobody wakes the main thread. */
@@ -310,7 +271,7 @@ export class OperationsInFlight {
         this.nextWorker = this.nextWorker + 1 >= this.workers.length ? 0 : this.nextWorker + 1;
         budget -= this.take(this.nextWorker, budget);
       }
-      this.pump();
+      this.queue.pump();
       this.onDrained?.();
     } while (budget > 0 && !this.isClosed && !this.goToSleep());
     return budget > 0 && !this.isClosed;
@@ -406,23 +367,6 @@ export class OperationsInFlight {
     wakeWorker(this.words, armedWord);
   }
 
-  private startTimer(): void {
-    if (this.timer !== undefined || this.isClosed || this.waiting.length === 0) return;
-    // All wait equally long, so the first is the next.
-    const ms = this.waiting[0].deadlineMs - performance.now();
-    this.timer = setTimeout(this.onTimer, Math.max(1, Math.ceil(ms)));
-  }
-
-  private readonly onTimer = (): void => {
-    this.timer = undefined;
-    this.pump();
-    const now = performance.now();
-    let count = 0;
-    while (count < this.waiting.length && this.waiting[count].deadlineMs <= now) count += 1;
-    for (const entry of this.waiting.splice(0, count)) entry.end('busy');
-    this.startTimer();
-  };
-
   // ---- loss of a worker
 
   /**
@@ -436,7 +380,7 @@ export class OperationsInFlight {
     const affected = this.open.all().filter((entry) => (entry.owners & (1 << worker)) !== 0);
     this.clearRings(worker);
     for (const entry of affected) this.partLost(entry, worker);
-    this.pump();
+    this.queue.pump();
   }
 
   /** The replacement runs: first `before` (the rebuild, peers), then the parts that wait to be done again. */
@@ -458,7 +402,7 @@ export class OperationsInFlight {
         operation.arg2,
       );
     }
-    this.pump();
+    this.queue.pump();
   }
 
   private partLost(entry: OpenOperation, worker: number): void {
@@ -534,24 +478,14 @@ export class OperationsInFlight {
   close(): void {
     if (this.isClosed) return;
     this.isClosed = true;
-    clearTimeout(this.timer);
+    const waiting = this.queue.close();
     const open = this.open.all();
     this.open.clear();
-    const waiting = [...this.urgent.splice(0), ...this.waiting.splice(0)];
     for (const entry of open) entry.operation.done(CLOSED, LOST_RESULT, LOST_RESULT, LOST_RESULT);
-    for (const entry of waiting) entry.end('closed');
+    for (const end of waiting) end('closed');
   }
 }
 
 function isServe(operation: Operation): boolean {
   return operation.opcode === Opcode.Serve;
-}
-
-/** Takes out what found room, in order; gives up for now after a number of failures. */
-function retry(list: Waiting[]): void {
-  let at = 0;
-  while (at < list.length && at < RETRIES_PER_PASS) {
-    if (list[at].attempt()) list.splice(at, 1);
-    else at += 1;
-  }
 }

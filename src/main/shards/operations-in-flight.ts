@@ -1,18 +1,11 @@
 // The operations that main has given to workers: admission, rings, completions, and a worker's loss.
 
-import {
-  type Layout,
-  RING_HEAD_OFFSET,
-  RING_TAIL_OFFSET,
-  completionRing,
-  mainArmedWord,
-  submissionRing,
-  workerArmedWord,
-} from '../../shared/layout.js';
-import { EXTENT_UNIT_BYTES, ExtentWord, NO_EXTENT, Opcode, Outcome } from '../../shared/operations.js';
-import { RingConsumer, RingProducer, arm, disarm, wakeWorker } from '../../shared/ring.js';
+import { type Layout, mainArmedWord } from '../../shared/layout.js';
+import { ExtentWord, NO_EXTENT, Opcode, Outcome } from '../../shared/operations.js';
+import { arm, disarm } from '../../shared/ring.js';
 import { Numbered } from './numbered.js';
 import { type EndWaiting, RoomQueue } from './room-queue.js';
+import { WorkerLink } from './worker-link.js';
 
 /** Records of a ring that admission leaves free: for the rebuild of a shard and for records without a completion. */
 const RING_HEADROOM = 4;
@@ -70,17 +63,6 @@ export interface InFlightOptions {
   readonly maxWaitingCount: number;
 }
 
-interface WorkerState {
-  producer: RingProducer;
-  consumer: RingConsumer;
-  readonly armedWord: number;
-  isUp: boolean;
-  openCount: number;
-  serveCount: number;
-  /** Parts to be done again by the replacement. */
-  repeats: OpenOperation[];
-}
-
 /**
  * Main side of the rings. A worker has at most as many open operations as its rings have records, so neither its
  * completions nor main's submissions can find a ring full; what is over waits in a RoomQueue.
@@ -90,7 +72,9 @@ export class OperationsInFlight {
   onDrained: (() => void) | undefined;
   private readonly words: Int32Array;
   private readonly layout: Layout;
-  private readonly workers: WorkerState[];
+  private readonly workers: WorkerLink[];
+  /** Per worker: parts to be done again by its replacement. */
+  private readonly repeats: OpenOperation[][];
   private readonly open: Numbered<OpenOperation>;
   private readonly queue: RoomQueue;
   private isScheduled = false;
@@ -108,14 +92,11 @@ export class OperationsInFlight {
     this.mainWord = mainArmedWord(layout);
     this.admitted = layout.ringCapacity - RING_HEADROOM;
     this.open = new Numbered(layout.ringCapacity * layout.shardCount);
-    this.workers = Array.from({ length: layout.shardCount }, (_, worker) => ({
-      ...this.ringsOf(worker),
-      armedWord: workerArmedWord(layout, worker),
-      isUp: true,
-      openCount: 0,
-      serveCount: 0,
-      repeats: [],
-    }));
+    this.workers = Array.from(
+      { length: layout.shardCount },
+      (_, worker) => new WorkerLink(this.words, layout, worker),
+    );
+    this.repeats = this.workers.map(() => []);
     this.goToSleep();
   }
 
@@ -149,9 +130,9 @@ export class OperationsInFlight {
     let best = -1;
     let bestLoad = Infinity;
     for (let worker = 0; worker < this.workers.length; worker += 1) {
-      const state = this.workers[worker];
-      if (!state.isUp || state.openCount >= this.admitted) continue;
-      const load = state.openCount + (state.serveCount > 0 ? this.layout.ringCapacity : 0);
+      const link = this.workers[worker];
+      if (!link.isUp || link.openCount >= this.admitted) continue;
+      const load = link.openCount + (link.serveCount > 0 ? this.layout.ringCapacity : 0);
       if (load >= bestLoad) continue;
       best = worker;
       bestLoad = load;
@@ -163,8 +144,8 @@ export class OperationsInFlight {
   hasRoom(owners: number): boolean {
     for (let worker = 0; worker < this.workers.length; worker += 1) {
       if ((owners & (1 << worker)) === 0) continue;
-      const state = this.workers[worker];
-      if (!state.isUp || state.openCount >= this.admitted) return false;
+      const link = this.workers[worker];
+      if (!link.isUp || link.openCount >= this.admitted) return false;
     }
     return true;
   }
@@ -205,16 +186,17 @@ export class OperationsInFlight {
     const opNumber = this.open.add(entry);
     entry.opNumber = opNumber;
     for (const { worker, first, count } of ranges) {
-      this.workers[worker].openCount += 1;
-      this.push(worker, operation.opcode, opNumber, operation.extent, first, count, 0);
+      const link = this.workers[worker];
+      link.openCount += 1;
+      link.push(operation.opcode, opNumber, operation.extent, first, count, 0);
     }
   }
 
   /** A record that has no completion of its own. False when the ring is full. */
   notify(worker: number, opcode: Opcode, arg0: number): boolean {
-    const { producer } = this.workers[worker];
-    if (producer.freeCount() === 0) return false;
-    this.push(worker, opcode, 0, NO_EXTENT, arg0, 0, 0);
+    const link = this.workers[worker];
+    if (!link.hasFreeRecord()) return false;
+    link.push(opcode, 0, NO_EXTENT, arg0, 0, 0);
     return true;
   }
 
@@ -280,7 +262,7 @@ export class OperationsInFlight {
   /** Arms main's word. @returns false when something has arrived meanwhile: then the word is not armed */
   private goToSleep(): boolean {
     arm(this.words, this.mainWord);
-    if (!this.workers.some((state) => state.consumer.available() > 0)) return true;
+    if (!this.workers.some((link) => link.consumer.available() > 0)) return true;
     disarm(this.words, this.mainWord);
     return false;
   }
@@ -334,37 +316,10 @@ export class OperationsInFlight {
   }
 
   private give(entry: OpenOperation, worker: number): void {
-    const state = this.workers[worker];
-    const { operation } = entry;
-    state.openCount += 1;
-    if (isServe(operation)) state.serveCount += 1;
-    this.push(
-      worker,
-      operation.opcode,
-      entry.opNumber,
-      operation.extent,
-      operation.arg0,
-      operation.arg1,
-      operation.arg2,
-    );
-  }
-
-  private push(
-    worker: number,
-    opcode: number,
-    opNumber: number,
-    extent: number,
-    arg0: number,
-    arg1: number,
-    arg2: number,
-  ): void {
-    const { producer, armedWord } = this.workers[worker];
-    const unit = extent === NO_EXTENT ? NO_EXTENT : extent / EXTENT_UNIT_BYTES;
-    if (!producer.push(opcode, opNumber, unit, arg0, arg1, arg2, 0, 0)) {
-      throw new Error(`the submission ring of worker ${worker} is full`);
-    }
-    producer.publish();
-    wakeWorker(this.words, armedWord);
+    const link = this.workers[worker];
+    link.openCount += 1;
+    if (isServe(entry.operation)) link.serveCount += 1;
+    pushWhole(link, entry);
   }
 
   // ---- loss of a worker
@@ -374,34 +329,21 @@ export class OperationsInFlight {
    * for its replacement; its rings are empty afterwards and nothing is given to it before `workerUp`.
    */
   workerLost(worker: number): void {
-    const state = this.workers[worker];
-    state.isUp = false;
+    const link = this.workers[worker];
+    link.isUp = false;
     while (this.take(worker, DRAIN_BUDGET) > 0);
     const affected = this.open.all().filter((entry) => (entry.owners & (1 << worker)) !== 0);
-    this.clearRings(worker);
+    link.clearRings();
     for (const entry of affected) this.partLost(entry, worker);
     this.queue.pump();
   }
 
   /** The replacement runs: first `before` (the rebuild, peers), then the parts that wait to be done again. */
   workerUp(worker: number, before: () => void): void {
-    const state = this.workers[worker];
-    state.isUp = true;
+    const link = this.workers[worker];
+    link.isUp = true;
     before();
-    const { repeats } = state;
-    state.repeats = [];
-    for (const entry of repeats) {
-      const { operation } = entry;
-      this.push(
-        worker,
-        operation.opcode,
-        entry.opNumber,
-        operation.extent,
-        operation.arg0,
-        operation.arg1,
-        operation.arg2,
-      );
-    }
+    for (const entry of this.repeats[worker].splice(0)) pushWhole(link, entry);
     this.queue.pump();
   }
 
@@ -421,12 +363,12 @@ export class OperationsInFlight {
     }
     switch (operation.onWorkerLost) {
       case 'repeat':
-        this.workers[worker].repeats.push(entry);
+        this.repeats[worker].push(entry);
         return;
       case 'repeatAnywhere': {
         const other = this.leastBusy();
         if (other < 0) {
-          this.workers[worker].repeats.push(entry);
+          this.repeats[worker].push(entry);
           return;
         }
         this.discount(entry, bit);
@@ -455,23 +397,6 @@ export class OperationsInFlight {
     this.complete(entry.opNumber, outcome, LOST_RESULT, LOST_RESULT, LOST_RESULT);
   }
 
-  private clearRings(worker: number): void {
-    for (const ring of [submissionRing(this.layout, worker), completionRing(this.layout, worker)]) {
-      Atomics.store(this.words, (ring + RING_HEAD_OFFSET) / 4, 0);
-      Atomics.store(this.words, (ring + RING_TAIL_OFFSET) / 4, 0);
-    }
-    disarm(this.words, this.workers[worker].armedWord);
-    Object.assign(this.workers[worker], this.ringsOf(worker));
-  }
-
-  private ringsOf(worker: number): Pick<WorkerState, 'producer' | 'consumer'> {
-    const { words, layout } = this;
-    return {
-      producer: new RingProducer(words, submissionRing(layout, worker), layout.ringCapacity),
-      consumer: new RingConsumer(words, completionRing(layout, worker), layout.ringCapacity),
-    };
-  }
-
   // ---- end
 
   /** Every worker has exited: whatever is open or waiting ends as closed. */
@@ -488,4 +413,9 @@ export class OperationsInFlight {
 
 function isServe(operation: Operation): boolean {
   return operation.opcode === Opcode.Serve;
+}
+
+/** All of it, as an owner gets it that has no range of positions. */
+function pushWhole(link: WorkerLink, { operation, opNumber }: OpenOperation): void {
+  link.push(operation.opcode, opNumber, operation.extent, operation.arg0, operation.arg1, operation.arg2);
 }

@@ -15,14 +15,12 @@
 import { Counter, type WorkerCounters } from '../shared/counters.js';
 import { ExtentMemory } from '../shared/extent.js';
 import {
-  BUCKET_BYTES,
   BUCKET_ENTRIES,
   HASH_WORDS,
   RECORD_CHAIN_POSITION,
   RECORD_KEY,
   RECORD_CHECKSUM,
   RECORD_KEY_LENGTH,
-  RECORD_LINK_A,
   SCRATCH_BYTES,
   firstSlotOfShard,
   recordOffset,
@@ -43,6 +41,7 @@ import {
 } from '../shared/slot-state.js';
 import { EvictionHistory } from './eviction-history.js';
 import { type EvictionPolicy, ReusePolicy, type ScanBudget } from './eviction.js';
+import { NO_ENTRY, NO_SLOT, ShardIndex } from './shard-index.js';
 
 /** Hashes keys of an extent into the worker's scratch area (native `hashKeys`): HASH_WORDS words per key. */
 export type HashKeys = (extent: number, first: number, count: number) => void;
@@ -53,8 +52,6 @@ const BATCH_KEYS = SCRATCH_BYTES / (HASH_WORDS * 4);
 const SCAN_PER_OPERATION = 65_536;
 const SCAN_PER_KEY = 64;
 const MAX_CHAIN_POSITION = 255;
-
-const NO_SLOT = -1;
 
 export class ShardSlots {
   readonly firstSlot: number;
@@ -69,12 +66,11 @@ export class ShardSlots {
   private readonly hashKeys: HashKeys;
   private readonly policy: EvictionPolicy;
   private readonly history: EvictionHistory;
+  private readonly index: ShardIndex;
   /** Told of every slot whose block came or went; undefined when nobody publishes it. */
   private readonly residency: ResidencyMarker | undefined;
   /** Index in `words` of the first word that hashKeys writes. */
   private readonly scratchWord: number;
-  /** Index in `words` of the shard's first bucket. */
-  private readonly indexWord: number;
 
   /** Free slots that were used before; those from `untouched` on never were, and their memory is not touched yet. */
   private readonly freeStack: Int32Array;
@@ -112,7 +108,7 @@ export class ShardSlots {
     this.policy = policy ?? new ReusePolicy(table, this.history, this.firstSlot, this.slotCount);
     this.residency = residency;
     this.scratchWord = workerScratch(layout, shard) / 4;
-    this.indexWord = (layout.indexOffset + shard * layout.bucketsPerShard * BUCKET_BYTES) / 4;
+    this.index = new ShardIndex(table, shard);
     this.freeStack = new Int32Array(this.slotCount);
     this.reportGauges();
   }
@@ -216,16 +212,13 @@ export class ShardSlots {
     budget: ScanBudget,
   ): boolean {
     const keyAt = this.memory.keysAt(extent) + position * this.memory.header(extent, ExtentWord.KeyStride);
-    const bucketA = this.bucketWord(this.words[hash + 1]);
-    const bucketB = this.bucketWord(this.words[hash + 2]);
-    const tag = this.words[hash + 3];
-    const found = this.find(bucketA, bucketB, tag, keyAt);
+    const found = this.index.find(hash, keyAt);
     if (found !== NO_SLOT) {
       this.joinFound(extent, position, found);
       return false;
     }
-    const entry = slot === NO_SLOT ? NO_SLOT : this.roomFor(bucketA, bucketB, budget);
-    if (entry === NO_SLOT) {
+    const entry = slot === NO_SLOT ? NO_ENTRY : this.roomFor(hash, budget);
+    if (entry === NO_ENTRY) {
       this.counters.add(Counter.PoolFull, 1);
       this.answer(extent, position, PositionStatus.Full, NO_SLOT, 0);
       return false;
@@ -237,11 +230,10 @@ export class ShardSlots {
     this.words[(record + RECORD_CHECKSUM) / 4] = 0;
     this.words[(record + RECORD_CHECKSUM) / 4 + 1] = 0;
     this.bytes[record + RECORD_CHAIN_POSITION] = Math.min(MAX_CHAIN_POSITION, chainStart + position);
-    this.words[(record + RECORD_LINK_A) / 4] = entry - this.indexWord + 1;
+    this.index.link(slot, entry);
     const generation = generationOf(this.table.state(slot));
     this.store(slot, Phase.Writing, generation, 0);
-    this.words[entry] = tag;
-    Atomics.store(this.words, entry + 1, slot + 1);
+    this.index.enter(entry, hash, slot);
     this.writingCount += 1;
     this.counters.add(Counter.Reservations, 1);
     this.answer(extent, position, PositionStatus.Reserved, slot, generation);
@@ -290,7 +282,7 @@ export class ShardSlots {
     const status = toQuarantine ? PositionStatus.Quarantined : PositionStatus.Miss;
     this.forOwn(extent, from, status, (slot, generation) => {
       if (!this.isIn(slot, Phase.Writing, generation)) return;
-      this.clearEntry(slot);
+      this.index.remove(slot);
       this.writingCount -= 1;
       if (toQuarantine) {
         this.store(slot, Phase.Quarantined, generation, 0);
@@ -325,12 +317,7 @@ export class ShardSlots {
         const position = first + i;
         if (this.words[hash] !== this.shard) continue;
         if (this.bytes[statuses + position] === PositionStatus.Skip) continue;
-        const slot = this.find(
-          this.bucketWord(this.words[hash + 1]),
-          this.bucketWord(this.words[hash + 2]),
-          this.words[hash + 3],
-          keys + position * stride,
-        );
+        const slot = this.index.find(hash, keys + position * stride);
         const isEvicted = slot !== NO_SLOT && this.evict(slot);
         if (isEvicted) this.pushFree(slot);
         this.bytes[statuses + position] = isEvicted ? PositionStatus.Found : PositionStatus.Miss;
@@ -345,8 +332,7 @@ export class ShardSlots {
    * @param extent working space of REBUILD_BATCH_KEYS packed keys
    */
   rebuild(extent: number, mode: RebuildMode): void {
-    const buckets = this.table.layout.bucketsPerShard * (BUCKET_BYTES / 4);
-    this.words.fill(0, this.indexWord, this.indexWord + buckets);
+    this.index.clear();
     this.freeCount = 0;
     this.untouched = this.slotCount;
     this.writingCount = 0;
@@ -416,22 +402,16 @@ export class ShardSlots {
     for (let j = 0; j < count; j += 1) {
       const slot = this.missing[j];
       const hash = this.scratchWord + j * HASH_WORDS;
-      const bucketA = this.bucketWord(this.words[hash + 1]);
-      const bucketB = this.bucketWord(this.words[hash + 2]);
-      const tag = this.words[hash + 3];
       const isHome = this.words[hash] === this.shard;
-      const isTwice = this.find(bucketA, bucketB, tag, keys + j * this.keyBytes) !== NO_SLOT;
-      const entry = isHome && !isTwice ? this.emptyEntry(bucketA, bucketB) : NO_SLOT;
-      const link = (recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4;
-      if (entry === NO_SLOT) {
+      const isTwice = this.index.find(hash, keys + j * this.keyBytes) !== NO_SLOT;
+      const entry = isHome && !isTwice ? this.index.emptyEntry(hash) : NO_ENTRY;
+      this.index.link(slot, entry);
+      if (entry === NO_ENTRY) {
         // Not findable any more: gone at once when nobody holds it, otherwise when the pins go and the hand comes by.
-        this.words[link] = 0;
         if (this.evict(slot)) this.pushFree(slot);
         continue;
       }
-      this.words[link] = entry - this.indexWord + 1;
-      this.words[entry] = tag;
-      Atomics.store(this.words, entry + 1, slot + 1);
+      this.index.enter(entry, hash, slot);
     }
   }
 
@@ -454,15 +434,29 @@ export class ShardSlots {
     return NO_SLOT;
   }
 
+  /** An empty entry; when both buckets are full, the deepest unpinned block of the sixteen makes room. */
+  private roomFor(hash: number, budget: ScanBudget): number {
+    for (;;) {
+      const entry = this.index.emptyEntry(hash);
+      if (entry !== NO_ENTRY || budget.left <= 0) return entry;
+      budget.left -= 2 * BUCKET_ENTRIES;
+      const victim = this.index.deepestUnpinned(hash);
+      if (victim === NO_SLOT) return NO_ENTRY;
+      if (this.evict(victim)) {
+        this.pushFree(victim);
+        this.counters.add(Counter.BucketEvictions, 1);
+      }
+    }
+  }
+
   /** READY without pins -> FREE. False when somebody pinned it meanwhile. */
   private evict(slot: number): boolean {
     const state = this.table.state(slot);
     if (phaseOf(state) !== Phase.Ready || pinsOf(state) > 0) return false;
     const next = packState(Phase.Free, (generationOf(state) + 1) % GENERATION_COUNT, 0, 0);
     if (Atomics.compareExchange(this.words, this.table.stateWord(slot), state, next) !== state) return false;
-    const entry = this.entryOf(slot);
-    this.policy.left(slot, entry === NO_SLOT ? undefined : this.words[entry]);
-    this.clearEntry(slot);
+    this.policy.left(slot, this.index.tagOf(slot));
+    this.index.remove(slot);
     this.residency?.mark(slot);
     this.counters.add(Counter.Evictions, 1);
     return true;
@@ -485,89 +479,6 @@ export class ShardSlots {
   private isIn(slot: number, phase: Phase, generation: number): boolean {
     const state = this.table.state(slot);
     return phaseOf(state) === phase && generationOf(state) === generation;
-  }
-
-  // ---- index
-
-  private bucketWord(bucket: number): number {
-    return this.indexWord + bucket * (BUCKET_BYTES / 4);
-  }
-
-  /** The slot that has this key, READY or WRITING, or NO_SLOT. Only the owner may look without a pin. */
-  private find(bucketA: number, bucketB: number, tag: number, keyAt: number): number {
-    const slot = this.findIn(bucketA, tag, keyAt);
-    return slot === NO_SLOT ? this.findIn(bucketB, tag, keyAt) : slot;
-  }
-
-  private findIn(bucket: number, tag: number, keyAt: number): number {
-    for (let entry = bucket; entry < bucket + 2 * BUCKET_ENTRIES; entry += 2) {
-      const slot = this.words[entry + 1] - 1;
-      if (slot >= 0 && this.words[entry] === tag && this.table.keyEquals(slot, this.bytes, keyAt)) {
-        return slot;
-      }
-    }
-    return NO_SLOT;
-  }
-
-  /** An empty entry in the emptier of the two buckets, or NO_SLOT. */
-  private emptyEntry(bucketA: number, bucketB: number): number {
-    let entry = NO_SLOT;
-    let most = 0;
-    for (const bucket of bucketA === bucketB ? [bucketA] : [bucketA, bucketB]) {
-      let empty = 0;
-      let last = NO_SLOT;
-      for (let e = bucket; e < bucket + 2 * BUCKET_ENTRIES; e += 2) {
-        if (this.words[e + 1] !== 0) continue;
-        empty += 1;
-        last = e;
-      }
-      if (empty > most) {
-        most = empty;
-        entry = last;
-      }
-    }
-    return entry;
-  }
-
-  /** An empty entry; when both buckets are full, the deepest unpinned block of the sixteen makes room. */
-  private roomFor(bucketA: number, bucketB: number, budget: ScanBudget): number {
-    for (;;) {
-      const entry = this.emptyEntry(bucketA, bucketB);
-      if (entry !== NO_SLOT || budget.left <= 0) return entry;
-      budget.left -= 2 * BUCKET_ENTRIES;
-      let victim = NO_SLOT;
-      let deepest = -1;
-      for (const bucket of [bucketA, bucketB]) {
-        for (let e = bucket; e < bucket + 2 * BUCKET_ENTRIES; e += 2) {
-          const slot = this.words[e + 1] - 1;
-          const state = this.table.state(slot);
-          if (phaseOf(state) !== Phase.Ready || pinsOf(state) > 0) continue;
-          const depth = this.bytes[recordOffset(this.table.layout, slot) + RECORD_CHAIN_POSITION];
-          if (depth <= deepest) continue;
-          deepest = depth;
-          victim = slot;
-        }
-      }
-      if (victim === NO_SLOT) return NO_SLOT;
-      if (this.evict(victim)) {
-        this.pushFree(victim);
-        this.counters.add(Counter.BucketEvictions, 1);
-      }
-    }
-  }
-
-  /** Takes the slot's entry out of the index. */
-  private clearEntry(slot: number): void {
-    const entry = this.entryOf(slot);
-    if (entry !== NO_SLOT) Atomics.store(this.words, entry + 1, 0);
-    this.words[(recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4] = 0;
-  }
-
-  /** Index in `words` of the slot's entry, or NO_SLOT. */
-  private entryOf(slot: number): number {
-    const link = this.words[(recordOffset(this.table.layout, slot) + RECORD_LINK_A) / 4];
-    const entry = this.indexWord + link - 1;
-    return link > 0 && this.words[entry + 1] === slot + 1 ? entry : NO_SLOT;
   }
 
   // ---- extents

@@ -321,9 +321,12 @@ export class Blocks {
       }
     } else {
       await submit<undefined>('store', (done) => {
-        shards.publish(set, { keepPins: keep !== undefined }, done);
+        shards.publish(set, { keepPins: keep !== undefined }, (failure, result) => {
+          // Not after the await: a fetch that waited for these blocks may end in this turn, and lets go what is kept then.
+          if (failure === undefined) keep?.(set);
+          done(failure, result);
+        });
       });
-      keep?.(set);
     }
     const notStoredCount = span.count - storedCount - presentCount;
     return { result: { storedCount, presentCount, notStoredCount }, notBroughtCount };

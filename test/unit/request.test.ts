@@ -193,3 +193,21 @@ test('a store that cannot look at what others wrote meanwhile keeps no pins', as
   expect(reserved).toBe(true);
   expect(here.phases(1, 2)).toEqual(['ready', 'ready']);
 });
+
+test('a fetch that ends in the turn in which its last blocks were stored leaves none of them pinned', async () => {
+  const id = 'prefill';
+  here.decoders.open(id);
+  const publish = here.shards.publish.bind(here.shards);
+  here.shards.publish = (set, options, done) => {
+    publish(set, options, (failure, result) => {
+      done(failure, result);
+      here.decoders.onFetched(id);
+    });
+  };
+  const storing = blocks.storeFilled(keysOf(1, 2), (set) => {
+    here.decoders.addStored(id, set);
+  });
+  expect(await settled(storing)).toEqual({ storedCount: 2, presentCount: 0, notStoredCount: 0 });
+  expect(here.decoders.pinnedCount).toBe(0);
+  expect(here.shards.totals().pins).toBe(0);
+});

@@ -1,6 +1,6 @@
 // What the sidecar itself answers, in the shapes of the reference.
 
-import type { ServerResponse } from 'node:http';
+import { STATUS_CODES, type ServerResponse } from 'node:http';
 
 const TYPES = {
   400: 'BadRequestError',
@@ -31,5 +31,7 @@ function answer(
   if (contentType !== undefined) response.setHeader('content-type', contentType);
   response.setHeader('content-length', Buffer.byteLength(body));
   response.statusCode = status;
+  // A head that could not be sent may have left its own.
+  response.statusMessage = STATUS_CODES[status] ?? '';
   response.end(body);
 }

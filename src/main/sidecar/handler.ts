@@ -38,7 +38,7 @@ import {
 import { linger } from './linger.js';
 import type { Outcome, RequestKind, SidecarMetrics } from './metrics.js';
 import { ParamsFilterStream } from './params-filter.js';
-import { inferenceApiOf, readTarget, type InferenceApi, type Profile } from './routes.js';
+import { inferenceApiOf, readTarget, type InferenceApi, type Profile, type Target } from './routes.js';
 import { HINTS, Sources, type SourceOptions } from './sources.js';
 import { promptOf, type Prompt, type PromptFault } from './prompt.js';
 import { tokenIdsOf } from './token-ids.js';
@@ -145,24 +145,15 @@ export class RequestHandler {
     rank: number,
     signal: AbortSignal,
   ): Promise<Done | undefined> {
-    const hostCount = headerLines(request.rawHeaders, 'host').length;
-    if (hostCount > 1 || (hostCount === 0 && request.httpVersion !== '1.0')) {
-      return refuse(response, 'the request must have one host header');
-    }
-    const target = readTarget(request.url ?? '/');
-    if (target === undefined) return refuse(response, 'the request target is no path');
+    const target = targetOf(request);
+    if (typeof target === 'string') return refuse(response, target);
     const method = request.method ?? 'GET';
     if (target.route === '/health' && (method === 'GET' || method === 'HEAD')) {
       answerText(response, 200, '');
       return undefined;
     }
-    const { profile, modelServerPort } = this.#parts.options;
-    if (hopCount(request.rawHeaders) >= MAX_HOPS) {
-      const remedy = `port ${modelServerPort} may lead back here; correct --model-server-port`;
-      answerError(response, 502, `the request has come through ${MAX_HOPS} proxies; ${remedy}`);
-      return { kind: 'local', outcome: 'server-error' };
-    }
-    const found = inferenceApiOf(method, target, profile);
+    if (hopCount(request.rawHeaders) >= MAX_HOPS) return this.#refuseCircling(response);
+    const found = inferenceApiOf(method, target, this.#parts.options.profile);
     const headers = requestHeaders(request.rawHeaders, request.socket.remoteAddress);
     const exchange = { request, response, rank, headers, signal, path: found?.path ?? target.path };
     if (found === undefined) return this.#straight(exchange, undefined);
@@ -172,14 +163,22 @@ export class RequestHandler {
   /** A WebSocket, to the model server as it is. Settles when that has answered, never rejects. */
   async upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, rank: number): Promise<void> {
     const startedAt = performance.now();
-    const done = await this.#upgrade(request, socket, head, rank);
+    let done: Done;
+    try {
+      done = await this.#upgrade(request, socket, head, rank);
+    } catch (error) {
+      this.#parts.log.error({ err: error }, 'a WebSocket could not be handled');
+      socket.destroy();
+      done = { kind: 'upgrade', outcome: 'server-error' };
+    }
     this.#parts.metrics.request(done.kind, done.outcome, (performance.now() - startedAt) / 1000);
   }
 
   async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, rank: number): Promise<Done> {
     const response = responseOn(request, socket);
-    const target = readTarget(request.url ?? '/');
-    if (target === undefined) return refuse(response, 'the request target is no path');
+    const target = targetOf(request);
+    if (typeof target === 'string') return refuse(response, target);
+    if (hopCount(request.rawHeaders) >= MAX_HOPS) return this.#refuseCircling(response);
     const ending = new AbortController();
     socket.once('close', () => {
       ending.abort();
@@ -195,6 +194,12 @@ export class RequestHandler {
     const context = { name: 'decode', metrics, signal: ending.signal } as const;
     const toModel = { ...leg, body: null, upgrade: request.headers.upgrade };
     return { kind: 'upgrade', outcome: await runLeg(decoders, toModel, relay, context) };
+  }
+
+  #refuseCircling(response: ServerResponse): Done {
+    const remedy = `port ${this.#parts.options.modelServerPort} may lead back here; correct --model-server-port`;
+    answerError(response, 502, `the request has come through ${MAX_HOPS} proxies; ${remedy}`);
+    return { kind: 'local', outcome: 'server-error' };
   }
 
   /** The order of decisions of the contract, section 1.3. */
@@ -450,12 +455,27 @@ interface Done {
 /** More than any way has: sidecars that are each other's model server would send a request round without end. */
 const MAX_HOPS = 64;
 
+/** Each costs time here and at the model server, and a head of 1 MiB has room for 260,000. */
+const MAX_HEADER_LINES = 8192;
+
 /** A 4xx of the sidecar's own. */
 const REFUSED: Done = { kind: 'local', outcome: 'client-error' };
 
 function refuse(response: ServerResponse, message: string): Done {
   answerError(response, 400, message);
   return REFUSED;
+}
+
+/** @returns what is wrong with the head as text */
+function targetOf(request: IncomingMessage): Target | string {
+  if (request.rawHeaders.length > 2 * MAX_HEADER_LINES) {
+    return `the request has more than ${MAX_HEADER_LINES} header lines`;
+  }
+  const hostCount = headerLines(request.rawHeaders, 'host').length;
+  if (hostCount > 1 || (hostCount === 0 && request.httpVersion !== '1.0')) {
+    return 'the request must have one host header';
+  }
+  return readTarget(request.url ?? '/') ?? 'the request target is no path';
 }
 
 /** As the model server's framework decides it: the case does not matter, and without a type it tries. */

@@ -68,7 +68,10 @@ export function choosePrefiller(raw: RawHeaders, rules: PrefillerRules): Prefill
   const address = parseHostPort(chosen.slice(prefix.length));
   if ('reason' in address) return faulty(chosen, address.reason);
   if (address.host.includes('%')) return faulty(chosen, 'has an IPv6 zone, which no URL can name');
-  return { kind: 'target', target: { ...address, isTls: rules.isTls } };
+  const target = { ...address, isTls: rules.isTls };
+  // A label that begins with xn-- and is no punycode, for one.
+  if (!URL.canParse(originOf(target))) return faulty(chosen, 'has a host that no URL can name');
+  return { kind: 'target', target };
 }
 
 function faulty(value: string, reason: string): PrefillerChoice {
@@ -127,12 +130,14 @@ export function hopCount(raw: RawHeaders): number {
   return headerLines(raw, 'x-forwarded-for').reduce((count, line) => count + line.split(',').length, 0);
 }
 
-/** The headers of a model server's answer that the client gets. */
-export function responseHeaders(raw: RawHeaders): string[] {
+/** The headers of a model server's answer that the client gets; a 204 must not have a length (RFC 9110, section 8.6). */
+export function responseHeaders(raw: RawHeaders, status: number): string[] {
   const named = connectionNames(raw);
   const out: string[] = [];
   for (let i = 0; i + 1 < raw.length; i += 2) {
-    if (isEndToEnd(raw[i].toLowerCase(), named)) out.push(raw[i], raw[i + 1]);
+    const name = raw[i].toLowerCase();
+    if (isEndToEnd(name, named) && !(status === 204 && name === 'content-length'))
+      out.push(raw[i], raw[i + 1]);
   }
   return out;
 }

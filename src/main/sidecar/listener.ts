@@ -15,7 +15,7 @@ import { KvpeerError } from '../errors.js';
 import { formatHostPort } from '../params/address.js';
 import { keepHalfOpen } from './half-open.js';
 import type { ServingTls } from './tls.js';
-import { headWithoutUpgrade, isFollowed } from './upgrade.js';
+import { headWithoutUpgrade, isFollowed, Unanswered } from './upgrade.js';
 
 export interface ListenerOptions {
   /** Address to bind; undefined for all. */
@@ -54,6 +54,8 @@ export class Listener {
     this.#server = server;
     this.#options = options;
     server.on('connection', (socket: Socket) => {
+      // Once more, for each wish to upgrade that is read past.
+      if (this.#sockets.has(socket)) return;
       this.#sockets.add(socket);
       const key = addressesOf(socket);
       this.#silent.set(key, socket);
@@ -83,6 +85,8 @@ export class Listener {
       tls.serve(server as ReturnType<typeof createTlsServer>);
       refusePlainText(server);
     }
+    // By default Node takes 1,000 lines and drops the others without a word, also the length of the body.
+    server.maxHeadersCount = 0;
     keepHalfOpen(server);
     server.on('request', options.onRequest);
     // Answered once, here; the legs carry no `expect`.
@@ -90,7 +94,14 @@ export class Listener {
       response.writeContinue();
       options.onRequest(request, response);
     });
+    const unanswered = new Unanswered(server);
     server.on('upgrade', (request, socket, head) => {
+      // Node has let go of the connection, and with it of the answers before this one. Nobody asks for another protocol
+      // while he waits for those.
+      if (unanswered.has(request.socket)) {
+        socket.destroy();
+        return;
+      }
       if (isFollowed(request)) {
         options.onUpgrade(request, socket, head);
         return;

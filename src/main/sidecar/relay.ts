@@ -40,7 +40,7 @@ export class Relay {
 
   /** @param isClosing the connection is to end with this answer */
   head(status: number, raw: RawHeaders, resume: () => void, isClosing: boolean): void {
-    const headers = responseHeaders(raw);
+    const headers = responseHeaders(raw, status);
     if (isClosing) headers.push('connection', 'close');
     this.#head = { status, headers };
     this.#resume = resume;

@@ -2,7 +2,7 @@
 
 import { Pool, type Dispatcher } from 'undici';
 import type { Duplex, Readable } from 'node:stream';
-import type { RawHeaders } from './headers.js';
+import { headerLines, type RawHeaders } from './headers.js';
 
 export interface UpstreamOptions {
   /** `--tls-insecure-skip-verify`. */
@@ -65,7 +65,14 @@ export class Upstreams {
 
   /** Sends a leg. Errors come through `events`, also those of connecting. */
   send(leg: LegRequest, events: LegEvents): RunningLeg {
-    const origin = this.#originOf(leg.origin);
+    let origin: Origin;
+    try {
+      origin = this.#originOf(leg.origin);
+    } catch (error) {
+      const failed = new LegHandler(events, () => undefined);
+      failed.onError(asError(error));
+      return failed;
+    }
     // A leg takes a free connection, and opens one only when all are busy: those that are kept are never more than the
     // legs that ran when the last of them began.
     const isKept = origin.runningCount++ < this.#options.maxIdlePerOrigin;
@@ -85,7 +92,7 @@ export class Upstreams {
     try {
       origin.pool.dispatch(options, handler);
     } catch (error) {
-      handler.onError(error instanceof Error ? error : new Error(String(error)));
+      handler.onError(asError(error));
     }
     return handler;
   }
@@ -150,7 +157,13 @@ class LegHandler implements Dispatcher.DispatchHandlers, RunningLeg {
 
   onHeaders(status: number, headers: Buffer[], resume: () => void): boolean {
     // Informational answers are for us, not for the client: `expect` was answered here.
-    if (status >= 200) this.#events.onHead(status, textOf(headers), resume);
+    if (status < 200) return true;
+    const lines = textOf(headers);
+    this.#events.onHead(status, lines, resume);
+    if (hasNoBody(status) && announcesBody(lines)) {
+      this.onComplete(null);
+      this.abort();
+    }
     return true;
   }
 
@@ -177,6 +190,23 @@ class LegHandler implements Dispatcher.DispatchHandlers, RunningLeg {
     this.#ended();
     return true;
   }
+}
+
+/** Whatever its head says (RFC 9112, section 6.3): a 304 may well have the length of what it does not send. */
+export function hasNoBody(status: number): boolean {
+  return status === 204 || status === 304;
+}
+
+/** undici would wait for that body, and keep the connection for it. */
+function announcesBody(headers: RawHeaders): boolean {
+  return (
+    headerLines(headers, 'transfer-encoding').length > 0 ||
+    headerLines(headers, 'content-length').some((length) => length !== '0')
+  );
+}
+
+function asError(error: unknown): Error {
+  return error instanceof Error ? error : new Error(String(error));
 }
 
 /** undici gives header lines as bytes; Node's server takes text of one byte per character. */

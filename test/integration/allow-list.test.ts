@@ -114,6 +114,21 @@ describe('the allow-list file', () => {
     expect(file.allows('10.0.0.1', 8000)).toBe(false);
   });
 
+  test('is read again while another file of its directory changes all the time', async () => {
+    const path = join(directory, 'allow');
+    await writeFile(path, '10.0.0.1:8000\n');
+    const file = await open({ allowFile: path });
+    const writing = setInterval(() => {
+      writeFileSync(join(directory, 'log'), 'a line\n');
+    }, 10);
+    try {
+      writeFileSync(path, '10.0.0.2:8000\n');
+      await expect.poll(() => file.allows('10.0.0.2', 8000), { timeout: 4000 }).toBe(true);
+    } finally {
+      clearInterval(writing);
+    }
+  });
+
   test('is read again after it was replaced by a rename, twice', async () => {
     const path = join(directory, 'allow');
     await writeFile(path, '10.0.0.1:8000\n');

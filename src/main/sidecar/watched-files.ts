@@ -27,6 +27,8 @@ export interface WatchedFiles<T> {
 }
 
 const SETTLE_MS = 100;
+/** The files are read after so many quiet times at the latest: other files of a directory may change all the time. */
+const MAX_SETTLES = 10;
 const POLL_MS = 10_000;
 
 /**
@@ -52,6 +54,8 @@ class Watcher<T> {
   readonly #directories: readonly WatchedDirectory[];
   readonly #poll: NodeJS.Timeout;
   #settle: NodeJS.Timeout | undefined;
+  /** When the first event came that no reading has followed yet. */
+  #firstEventAt: number | undefined;
   /** What was judged last, good or bad, so that each state of the files is told once. */
   #judged: readonly Buffer[] | string;
   #isReading = false;
@@ -74,17 +78,26 @@ class Watcher<T> {
   #later(): void {
     if (this.#isClosed) return;
     clearTimeout(this.#settle);
-    this.#settle = setTimeout(() => {
-      void this.#look();
-    }, this.#spec.settleMs ?? SETTLE_MS);
+    const settleMs = this.#spec.settleMs ?? SETTLE_MS;
+    const now = performance.now();
+    this.#firstEventAt ??= now;
+    const left = this.#firstEventAt + MAX_SETTLES * settleMs - now;
+    this.#settle = setTimeout(
+      () => {
+        void this.#look();
+      },
+      Math.max(0, Math.min(settleMs, left)),
+    );
     this.#settle.unref();
   }
 
   async #look(): Promise<void> {
     if (this.#isReading) {
+      this.#firstEventAt = undefined;
       this.#later();
       return;
     }
+    this.#firstEventAt = undefined;
     this.#isReading = true;
     try {
       for (const directory of this.#directories) await directory.renew();

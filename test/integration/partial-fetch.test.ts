@@ -4,53 +4,14 @@
 import { expect, onTestFinished, test } from 'vitest';
 
 import type { PeerOptions } from '../../src/main/options.js';
-import type { LoadRequest } from '../../src/main/peer-api.js';
-import type { Peer } from '../../src/main/peer.js';
 import { FEATURES, type Feature } from '../../src/main/protocol/messages.js';
 import { testKeys } from '../fixtures/keys.js';
 import { named, startPeer } from '../fixtures/local-peers.js';
+import { atRest, missesOf, pull } from '../fixtures/pulls.js';
 import { eventually, RemotePeer } from '../fixtures/remote-peer.js';
 
 function without(...features: Feature[]): PeerOptions {
   return { features: FEATURES.filter((feature) => !features.includes(feature)) };
-}
-
-async function atRest(...peers: Peer[]): Promise<void> {
-  for (const peer of peers) {
-    await eventually(
-      () => Promise.resolve(peer.stats()),
-      ({ pins, leases, slots }) =>
-        pins === 0 && leases === 0 && slots.writing === 0 && slots.quarantined === 0,
-    );
-  }
-}
-
-/** Which keys came; all of them are verified. */
-async function pull(
-  peer: Peer,
-  source: Peer,
-  id: string,
-  count: number,
-  options: LoadRequest & { readonly looksUp?: boolean; readonly betweenMs?: () => Promise<void> } = {},
-): Promise<string> {
-  const request = peer.open({ remote_kv_source: named(source, id) });
-  if (options.looksUp === true) {
-    expect((await request.lookup(testKeys(0, count))).hitCount).toBe(count);
-    await options.betweenMs?.();
-  }
-  const load = await request.load(testKeys(0, count), { poison: true, ...options });
-  expect(await peer.content.verify(load)).toBe(0);
-  const came = Array.from(load.slots, (slot) => (slot >= 0 ? '1' : '0')).join('');
-  load.release();
-  request.finish();
-  return came;
-}
-
-async function missesOf(peer: Peer): Promise<string[]> {
-  const text = await peer.metrics.metrics();
-  return [...text.matchAll(/kvpeer_misses_total\{reason="([\w-]+)"\} (\d+)/g)]
-    .filter(([, , count]) => count !== '0')
-    .map(([, reason, count]) => `${reason} ${count}`);
 }
 
 const ATTEMPTS: readonly {

@@ -68,6 +68,31 @@ it('finds the params in a request body and in the extra arguments of the generat
   }
 });
 
+it('checks every place of a body where the generate API reads them', async () => {
+  const body = {
+    kv_transfer_params: { remote_kv_source: SOURCE },
+    sampling_params: { extra_args: { kv_transfer_params: { p2p: {} } } },
+  };
+  const { out, err, code } = await run(['f'], { f: body });
+  expect(out).toContain('f: legal, remote_kv_source');
+  expect(err).toContain('f (sampling_params.extra_args): error RETIRED_KEY');
+  expect(code).toBe(1);
+});
+
+it('has nothing to say about a request body without params', async () => {
+  const { out, err, code } = await run(['f'], { f: { model: 'm', messages: [] } });
+  expect({ out, err, code }).toEqual({ out: 'f: legal, none\n  an engine gets: {}', err: '', code: 0 });
+});
+
+it('names a number that no double holds by its digits, and takes it for no object', async () => {
+  const { err, code } = await run(['f'], {
+    f: '{"remote_decoder":1e999,"remote_kv_source":{"remote_host":"h","remote_port":5710.00000000000000000001}}',
+  });
+  expect(err).toContain('remote_decoder: is 1e999, not an object');
+  expect(err).toContain('remote_port: is 5710.00000000000000000001, not a port');
+  expect(code).toBe(1);
+});
+
 it('checks two legs together', async () => {
   const prefill = { remote_decoder: { kv_request_id: 'a' } };
   const decode = (id: string) => ({

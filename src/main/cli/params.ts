@@ -92,11 +92,12 @@ interface Leg {
 }
 
 async function checkFiles(file: string, flags: CheckFlags, io: ParamsCommandIo): Promise<number> {
+  const checked: Leg[] = [];
   const legs: Leg[] = [];
   for (const name of flags.decode === undefined ? [file] : [file, flags.decode]) {
-    let value: unknown;
+    let places: readonly Place[];
     try {
-      value = findParams(readJson(await io.read(name)));
+      places = placesOf(readJson(await io.read(name)));
     } catch (error) {
       const reason = error instanceof Error ? error.message : String(error);
       io.err(`${name}: cannot be read as JSON: ${reason}`);
@@ -107,12 +108,17 @@ async function checkFiles(file: string, flags: CheckFlags, io: ParamsCommandIo):
       connector: flags.connector,
       self: flags.self,
     };
-    legs.push({ file: name, result: parseParams(value, options) });
+    const results = places.map(({ where, params }) => ({
+      file: name + where,
+      result: parseParams(params, options),
+    }));
+    checked.push(...results);
+    legs.push(results[0]);
   }
   const together = checkLegs(legs);
-  if (flags.json) io.out(stringify(toJson(legs, together), null, 2) ?? '');
-  else printLegs(legs, together, io);
-  return together.length === 0 && legs.every((leg) => leg.result.ok) ? EXIT_OK : EXIT_FAILED;
+  if (flags.json) io.out(stringify(toJson(checked, together), null, 2) ?? '');
+  else printLegs(checked, together, io);
+  return together.length === 0 && checked.every((leg) => leg.result.ok) ? EXIT_OK : EXIT_FAILED;
 }
 
 /** What passes through keeps its digits: a number that a double would change is another value until it is printed. */
@@ -163,14 +169,32 @@ function printIssue(file: string, issue: ParamsIssue, io: ParamsCommandIo): void
   io.err(`${file}: ${issue.severity} ${issue.code}: ${formatIssue(issue)}`);
 }
 
-/** The params inside a request body, wherever vLLM's APIs put them, or the value itself. */
-function findParams(value: unknown): unknown {
-  if (!isObject(value)) return value;
-  if (Object.hasOwn(value, 'kv_transfer_params')) return value.kv_transfer_params;
+interface Place {
+  /** After the name of the file. */
+  readonly where: string;
+  readonly params: unknown;
+}
+
+/** The params inside a request body, in every place where vLLM's APIs read them, or the value itself. */
+function placesOf(value: unknown): readonly Place[] {
+  if (!isObject(value)) return [{ where: '', params: value }];
+  const places: Place[] = [];
+  if (Object.hasOwn(value, 'kv_transfer_params')) {
+    places.push({ where: '', params: value.kv_transfer_params });
+  }
   const sampling = value.sampling_params;
   const extra = isObject(sampling) ? sampling.extra_args : undefined;
-  return isObject(extra) && Object.hasOwn(extra, 'kv_transfer_params') ? extra.kv_transfer_params : value;
+  if (isObject(extra) && Object.hasOwn(extra, 'kv_transfer_params')) {
+    const where = places.length === 0 ? '' : ' (sampling_params.extra_args)';
+    places.push({ where, params: extra.kv_transfer_params });
+  }
+  if (places.length > 0) return places;
+  const isBody = BODY_KEYS.some((key) => Object.hasOwn(value, key));
+  return [{ where: '', params: isBody ? undefined : value }];
 }
+
+/** One of them is in the body of every API; without params there is nothing to check in it. */
+const BODY_KEYS = ['model', 'messages', 'prompt', 'input', 'token_ids', 'sampling_params'];
 
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);

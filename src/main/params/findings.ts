@@ -1,5 +1,7 @@
 // Collects what is wrong with kv_transfer_params, and describes values from outside in bounded, printable text.
 
+import { isLosslessNumber } from 'lossless-json';
+
 import { nearestName } from '../nearest.js';
 import type { ParamsIssue, ParamsIssueCode } from './types.js';
 
@@ -52,7 +54,7 @@ export function checkFields(value: unknown, path: string, findings: Findings): v
 }
 
 export function isFields(value: unknown): value is Fields {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
+  return typeof value === 'object' && value !== null && !Array.isArray(value) && !isLosslessNumber(value);
 }
 
 /** A path that stays one readable line whatever the key is. */
@@ -64,6 +66,8 @@ export function join(path: string, key: string): string {
 export function describe(value: unknown): string {
   if (value === null) return 'null';
   if (Array.isArray(value)) return 'a list';
+  // What no double holds, from a reader that keeps all digits.
+  if (isLosslessNumber(value) || typeof value === 'bigint') return cut(String(value));
   if (typeof value === 'object') return 'an object';
   if (typeof value === 'string') return quote(value);
   if (typeof value === 'number' || typeof value === 'boolean') return String(value);
@@ -71,5 +75,9 @@ export function describe(value: unknown): string {
 }
 
 function quote(text: string): string {
-  return JSON.stringify(text.length > 64 ? `${text.slice(0, 64)}…` : text);
+  return JSON.stringify(cut(text));
+}
+
+function cut(text: string): string {
+  return text.length > 64 ? `${text.slice(0, 64)}…` : text;
 }

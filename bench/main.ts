@@ -1,8 +1,8 @@
 // `npm run bench -- [options]`: runs benchmarks, prints their rows, writes them as JSON and as docs/benchmarks.md.
 
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { parseArgs } from 'node:util';
+import { writeFileSync } from 'node:fs';
 
+import { readArguments, UsageError } from './arguments.js';
 import { compareText } from './compare.js';
 import type { GroupName } from './goals.js';
 import { GROUPS, goalOf } from './goals.js';
@@ -20,7 +20,9 @@ const USAGE = `npm run bench -- [options]
   --compare FILE     print each row's ratio to an earlier --json FILE
   --docs             write docs/benchmarks.md also when --quick or --only was given
   --cpuprofile DIR   write CPU profiles of the measured node's main thread and workers there
-  --help`;
+  --help
+
+Exit status: 0; 1 when a goal is missed, or a benchmark broke the run; 2 when the options cannot be used.`;
 
 function isGroup(name: string): name is GroupName {
   return (GROUPS as readonly string[]).includes(name);
@@ -61,45 +63,16 @@ async function runSection(section: Section, bench: Bench): Promise<void> {
   bench.rows.skipMissing(section.goals, reason);
 }
 
-/** Before anything is measured: a run takes minutes. */
-function earlierRun(file: string): BenchResult {
-  let result: Partial<BenchResult>;
-  try {
-    result = JSON.parse(readFileSync(file, 'utf8')) as Partial<BenchResult>;
-  } catch (error) {
-    const reason = error instanceof Error ? error.message : String(error);
-    throw new Error(`--compare ${file} cannot be read: ${reason}`, { cause: error });
-  }
-  if (!Array.isArray(result.rows)) throw new Error(`--compare ${file} was not written by --json`);
-  return result as BenchResult;
-}
-
 async function main(): Promise<void> {
-  const { values } = parseArgs({
-    options: {
-      only: { type: 'string' },
-      json: { type: 'string' },
-      compare: { type: 'string' },
-      docs: { type: 'boolean', default: false },
-      quick: { type: 'boolean', default: false },
-      cpuprofile: { type: 'string' },
-      help: { type: 'boolean', default: false },
-    },
-  });
-  if (values.help) {
+  const { isHelp, isQuick, hasDocs, only, json, profileDir, earlier } = readArguments(process.argv.slice(2));
+  if (isHelp) {
     console.log(USAGE);
     return;
   }
-  const { only } = values;
   const chosen = SECTIONS.filter(
-    (section) => isChosen(section, only) && !(values.quick && isLeftOut(section, only)),
+    (section) => isChosen(section, only) && !(isQuick && isLeftOut(section, only)),
   );
-  if (chosen.length === 0) {
-    throw new Error(`no row begins with ${only ?? ''}; groups are ${GROUPS.join(', ')}`);
-  }
-  if (values.cpuprofile !== undefined) mkdirSync(values.cpuprofile, { recursive: true });
-  const { compare } = values;
-  const earlier = compare === undefined ? undefined : earlierRun(compare);
+  if (chosen.length === 0) throw noRow(only);
   const startMs = performance.now();
   const { machine, versions, date } = machineFacts();
   console.log(`${machine.processor}, ${machine.cores} cores, node ${versions.node}`);
@@ -113,7 +86,7 @@ async function main(): Promise<void> {
   for (const section of chosen) {
     note(`-- ${section.title}`);
     const sectionStartMs = performance.now();
-    await runSection(section, { isQuick: values.quick, profileDir: values.cpuprofile, rows, note });
+    await runSection(section, { isQuick, profileDir, rows, note });
     const seconds = (performance.now() - sectionStartMs) / 1000;
     durations.push({ title: section.title, seconds });
     note(`   ${seconds.toFixed(1)} s`);
@@ -123,12 +96,14 @@ async function main(): Promise<void> {
     machine,
     versions,
     date,
-    isQuick: values.quick,
+    isQuick,
     seconds: Math.round((performance.now() - startMs) / 1000),
     sections: durations.map(({ title, seconds }) => ({ title, seconds: Math.round(seconds * 10) / 10 })),
   };
-  if (values.json !== undefined) writeFileSync(values.json, `${JSON.stringify(result, null, 2)}\n`);
-  if (values.docs || (!values.quick && only === undefined)) writeDocument(result);
+  // A name that only looks like one of a section's.
+  if (result.rows.length === 0) throw noRow(only);
+  if (json !== undefined) writeFileSync(json, `${JSON.stringify(result, null, 2)}\n`);
+  if (hasDocs || (!isQuick && only === undefined)) writeDocument(result);
   if (earlier !== undefined) console.log(compareText(earlier, result));
   const missed = result.rows.filter((row) => row.holds === false);
   const held = result.rows.filter((row) => row.holds === true);
@@ -139,4 +114,14 @@ async function main(): Promise<void> {
   if (missed.length > 0) process.exitCode = 1;
 }
 
-await main();
+function noRow(only = ''): UsageError {
+  return new UsageError(`no row begins with ${JSON.stringify(only)}; groups are ${GROUPS.join(', ')}`);
+}
+
+try {
+  await main();
+} catch (error) {
+  if (!(error instanceof UsageError)) throw error;
+  console.error(`bench: ${error.message}; see npm run bench -- --help`);
+  process.exitCode = 2;
+}

@@ -1,7 +1,12 @@
 // The parts of the benchmarks that decide what a figure says: goals, comparisons with an earlier run, the policies.
 
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
 import fc from 'fast-check';
-import { describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { readArguments } from '../../bench/arguments.js';
 import { compareText } from '../../bench/compare.js';
 import { RowBook } from '../../bench/rows.js';
 import {
@@ -47,6 +52,51 @@ describe('a row', () => {
     const text = compareText(result(before), result(after));
     expect(text).toMatch(/^a +10 -> 15 us {2}x1\.50$/m);
     expect(text).toMatch(/^b +1 us \(not measured then\)$/m);
+  });
+});
+
+describe('the command line', () => {
+  let folder: string;
+
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'kvpeer-bench-'));
+  });
+
+  afterEach(() => {
+    rmSync(folder, { recursive: true });
+  });
+
+  it('is refused before anything is measured, in one sentence', () => {
+    const file = (name: string, text: string): string => {
+      writeFileSync(join(folder, name), text);
+      return join(folder, name);
+    };
+    const absent = join(folder, 'absent/file');
+    const usable = file('file', '');
+    for (const [args, message] of [
+      [['--nope'], /--nope/],
+      [['extra'], /extra/],
+      [['--json', absent], /^--json .* cannot be written: ENOENT/],
+      [['--json', folder], /^--json .* cannot be written: EISDIR/],
+      [['--cpuprofile', join(usable, 'profiles')], /^--cpuprofile .* cannot be written/],
+      [['--compare', absent], /^--compare .* cannot be read: ENOENT/],
+      [['--compare', usable], /^--compare .* cannot be read/],
+      [['--compare', file('null', 'null')], /was not written by --json/],
+      [['--compare', file('rows', '{"date":"d","rows":[null]}')], /was not written by --json/],
+      [['--compare', file('row', '{"date":"d","rows":[{"name":"a","value":"1"}]}')], /was not written/],
+    ] as const) {
+      expect(() => readArguments(args)).toThrow(expect.objectContaining({ name: 'UsageError' }));
+      expect(() => readArguments(args)).toThrow(message);
+    }
+  });
+
+  it('leaves an earlier --json file as it is until there are rows, and may compare with it', () => {
+    const earlier = { ...result(new RowBook()), rows: [{ name: 'a', value: 1 }] };
+    const file = join(folder, 'rows.json');
+    writeFileSync(file, JSON.stringify(earlier));
+    const read = readArguments(['--only', 'match', '--quick', '--json', file, '--compare', file]);
+    expect(read).toMatchObject({ only: 'match', isQuick: true, hasDocs: false, json: file, earlier });
+    expect(JSON.parse(readFileSync(file, 'utf8'))).toEqual(earlier);
   });
 });
 

@@ -14,6 +14,9 @@ import { BUCKET_BYTES, BUCKET_ENTRIES, RECORD_KEY, RECORD_STATE } from './layout
 export const Phase = { Free: 0, Writing: 1, Ready: 2, Quarantined: 3 } as const;
 export type Phase = (typeof Phase)[keyof typeof Phase];
 
+/** Stands for a slot where there is none. */
+export const NO_SLOT = -1;
+
 export const MAX_PINS = 4095;
 export const MAX_VISITED = 3;
 export const GENERATION_COUNT = 65_536;

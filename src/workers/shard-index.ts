@@ -7,9 +7,11 @@ import {
   RECORD_LINK_A,
   recordOffset,
 } from '../shared/layout.js';
-import { Phase, type SlotTable, phaseOf, pinsOf } from '../shared/slot-state.js';
+import { NO_SLOT, Phase, type SlotTable, phaseOf, pinsOf } from '../shared/slot-state.js';
 
-export const NO_SLOT = -1;
+/** Hashes keys of an extent into the worker's scratch area (native `hashKeys`): HASH_WORDS words per key. */
+export type HashKeys = (extent: number, first: number, count: number) => void;
+
 /** No entry: an entry is the index of its first word, tag, in the control mapping's words; slot + 1 follows. */
 export const NO_ENTRY = -1;
 

@@ -27,24 +27,13 @@ import {
   workerScratch,
 } from '../shared/layout.js';
 import type { ResidencyMarker } from '../shared/residency-marks.js';
-import { ExtentWord, PositionStatus, REBUILD_BATCH_KEYS, RebuildMode } from '../shared/operations.js';
-import {
-  GENERATION_COUNT,
-  MAX_VISITED,
-  Phase,
-  type SlotTable,
-  generationOf,
-  packState,
-  phaseOf,
-  pinsOf,
-  visitedOf,
-} from '../shared/slot-state.js';
+import { ExtentWord, PositionStatus, type RebuildMode } from '../shared/operations.js';
+import { NO_SLOT, Phase, type SlotTable, generationOf, phaseOf } from '../shared/slot-state.js';
 import { EvictionHistory } from './eviction-history.js';
 import { type EvictionPolicy, ReusePolicy, type ScanBudget } from './eviction.js';
-import { NO_ENTRY, NO_SLOT, ShardIndex } from './shard-index.js';
-
-/** Hashes keys of an extent into the worker's scratch area (native `hashKeys`): HASH_WORDS words per key. */
-export type HashKeys = (extent: number, first: number, count: number) => void;
+import { type HashKeys, NO_ENTRY, ShardIndex } from './shard-index.js';
+import { rebuildShard } from './shard-rebuild.js';
+import { SlotPhases } from './slot-phases.js';
 
 /** Keys that fit the scratch area at once. */
 const BATCH_KEYS = SCRATCH_BYTES / (HASH_WORDS * 4);
@@ -67,17 +56,11 @@ export class ShardSlots {
   private readonly policy: EvictionPolicy;
   private readonly history: EvictionHistory;
   private readonly index: ShardIndex;
+  private readonly phases: SlotPhases;
   /** Told of every slot whose block came or went; undefined when nobody publishes it. */
   private readonly residency: ResidencyMarker | undefined;
   /** Index in `words` of the first word that hashKeys writes. */
   private readonly scratchWord: number;
-
-  /** Free slots that were used before; those from `untouched` on never were, and their memory is not touched yet. */
-  private readonly freeStack: Int32Array;
-  private freeCount = 0;
-  private untouched = 0;
-  private writingCount = 0;
-  private quarantinedCount = 0;
 
   private readonly missing = new Int32Array(BATCH_KEYS);
   private readonly taken = new Int32Array(BATCH_KEYS);
@@ -109,7 +92,7 @@ export class ShardSlots {
     this.residency = residency;
     this.scratchWord = workerScratch(layout, shard) / 4;
     this.index = new ShardIndex(table, shard);
-    this.freeStack = new Int32Array(this.slotCount);
+    this.phases = new SlotPhases(table, shard);
     this.reportGauges();
   }
 
@@ -172,7 +155,7 @@ export class ShardSlots {
     }
     while (taken > 0) {
       taken -= 1;
-      this.pushFree(this.taken[taken]);
+      this.phases.pushFree(this.taken[taken]);
     }
   }
 
@@ -183,7 +166,7 @@ export class ShardSlots {
    */
   private countKnown(statuses: number, count: number): number {
     // Nothing is forgotten before the shard was full once.
-    if (this.untouched < this.slotCount) return 0;
+    if (!this.phases.wasFull()) return 0;
     let known = 0;
     let nextTraced = count;
     for (let i = count - 1; i >= 0; i -= 1) {
@@ -231,10 +214,8 @@ export class ShardSlots {
     this.words[(record + RECORD_CHECKSUM) / 4 + 1] = 0;
     this.bytes[record + RECORD_CHAIN_POSITION] = Math.min(MAX_CHAIN_POSITION, chainStart + position);
     this.index.link(slot, entry);
-    const generation = generationOf(this.table.state(slot));
-    this.store(slot, Phase.Writing, generation, 0);
+    const generation = this.phases.reserve(slot);
     this.index.enter(entry, hash, slot);
-    this.writingCount += 1;
     this.counters.add(Counter.Reservations, 1);
     this.answer(extent, position, PositionStatus.Reserved, slot, generation);
     return true;
@@ -259,12 +240,11 @@ export class ShardSlots {
     const status = keepPins ? PositionStatus.Pinned : PositionStatus.Found;
     let published = 0;
     this.forOwn(extent, PositionStatus.Reserved, status, (slot, generation) => {
-      if (!this.isIn(slot, Phase.Writing, generation)) return;
-      this.store(slot, Phase.Ready, generation, keepPins ? 1 : 0);
+      if (!this.phases.isIn(slot, Phase.Writing, generation)) return;
+      this.phases.publish(slot, generation, keepPins ? 1 : 0);
       this.residency?.mark(slot);
       published += 1;
     });
-    this.writingCount -= published;
     this.counters.add(Counter.Publications, published);
     if (dropUnwritten) this.giveUp(extent, PositionStatus.Unwritten, false);
     this.reportGauges();
@@ -281,24 +261,17 @@ export class ShardSlots {
   private giveUp(extent: number, from: PositionStatus, toQuarantine: boolean): void {
     const status = toQuarantine ? PositionStatus.Quarantined : PositionStatus.Miss;
     this.forOwn(extent, from, status, (slot, generation) => {
-      if (!this.isIn(slot, Phase.Writing, generation)) return;
+      if (!this.phases.isIn(slot, Phase.Writing, generation)) return;
       this.index.remove(slot);
-      this.writingCount -= 1;
-      if (toQuarantine) {
-        this.store(slot, Phase.Quarantined, generation, 0);
-        this.quarantinedCount += 1;
-      } else {
-        this.free(slot, generation);
-      }
+      this.phases.abandon(slot, generation, toQuarantine);
     });
   }
 
   /** Quarantined positions of this shard become FREE. */
   unquarantine(extent: number): void {
     this.forOwn(extent, PositionStatus.Quarantined, PositionStatus.Miss, (slot, generation) => {
-      if (!this.isIn(slot, Phase.Quarantined, generation)) return;
-      this.quarantinedCount -= 1;
-      this.free(slot, generation);
+      if (!this.phases.isIn(slot, Phase.Quarantined, generation)) return;
+      this.phases.unquarantine(slot, generation);
     });
     this.reportGauges();
   }
@@ -319,7 +292,7 @@ export class ShardSlots {
         if (this.bytes[statuses + position] === PositionStatus.Skip) continue;
         const slot = this.index.find(hash, keys + position * stride);
         const isEvicted = slot !== NO_SLOT && this.evict(slot);
-        if (isEvicted) this.pushFree(slot);
+        if (isEvicted) this.phases.pushFree(slot);
         this.bytes[statuses + position] = isEvicted ? PositionStatus.Found : PositionStatus.Miss;
       }
     }
@@ -332,100 +305,19 @@ export class ShardSlots {
    * @param extent working space of REBUILD_BATCH_KEYS packed keys
    */
   rebuild(extent: number, mode: RebuildMode): void {
-    this.index.clear();
-    this.freeCount = 0;
-    this.untouched = this.slotCount;
-    this.writingCount = 0;
-    this.quarantinedCount = 0;
-    this.policy.clear();
-    let batch = 0;
-    for (let slot = this.firstSlot + this.slotCount - 1; slot >= this.firstSlot; slot -= 1) {
-      if (!this.keepSlot(slot, mode)) {
-        this.policy.forget(slot);
-        continue;
-      }
-      this.policy.adopt(slot);
-      this.missing[batch] = slot;
-      batch += 1;
-      if (batch === REBUILD_BATCH_KEYS) {
-        this.indexBatch(extent, batch);
-        batch = 0;
-      }
-    }
-    if (batch > 0) this.indexBatch(extent, batch);
+    const { table, memory, shard, hashKeys, index, phases, policy } = this;
+    const evict = (slot: number): boolean => this.evict(slot);
+    rebuildShard({ table, memory, shard, hashKeys, index, phases, policy, evict }, extent, mode);
     // A predecessor may have died between a change and its mark.
     this.residency?.markAll();
     this.reportGauges();
   }
 
-  /** @returns whether the slot goes into the index */
-  private keepSlot(slot: number, mode: RebuildMode): boolean {
-    const state = this.table.state(slot);
-    const phase = phaseOf(state);
-    const isClaimed = mode === RebuildMode.Replaced && visitedOf(state) === MAX_VISITED;
-    switch (phase) {
-      case Phase.Ready: {
-        const length = this.bytes[recordOffset(this.table.layout, slot) + RECORD_KEY_LENGTH];
-        if (length !== this.keyBytes) {
-          this.free(slot, generationOf(state));
-          return false;
-        }
-        if (mode === RebuildMode.Adopted) this.store(slot, Phase.Ready, generationOf(state), 0);
-        return true;
-      }
-      case Phase.Writing:
-        if (!isClaimed) break;
-        this.store(slot, Phase.Writing, generationOf(state), 0);
-        this.writingCount += 1;
-        return true;
-      case Phase.Quarantined:
-        if (!isClaimed) break;
-        this.store(slot, Phase.Quarantined, generationOf(state), 0);
-        this.quarantinedCount += 1;
-        return false;
-      case Phase.Free:
-        this.pushFree(slot);
-        return false;
-    }
-    this.free(slot, generationOf(state));
-    return false;
-  }
-
-  /** Puts the slots in `missing` back into the index, by the keys of their records. */
-  private indexBatch(extent: number, count: number): void {
-    const keys = this.memory.keysAt(extent);
-    for (let j = 0; j < count; j += 1) {
-      const key = recordOffset(this.table.layout, this.missing[j]) + RECORD_KEY;
-      this.bytes.copyWithin(keys + j * this.keyBytes, key, key + this.keyBytes);
-    }
-    this.hashKeys(extent, 0, count);
-    for (let j = 0; j < count; j += 1) {
-      const slot = this.missing[j];
-      const hash = this.scratchWord + j * HASH_WORDS;
-      const isHome = this.words[hash] === this.shard;
-      const isTwice = this.index.find(hash, keys + j * this.keyBytes) !== NO_SLOT;
-      const entry = isHome && !isTwice ? this.index.emptyEntry(hash) : NO_ENTRY;
-      this.index.link(slot, entry);
-      if (entry === NO_ENTRY) {
-        // Not findable any more: gone at once when nobody holds it, otherwise when the pins go and the hand comes by.
-        if (this.evict(slot)) this.pushFree(slot);
-        continue;
-      }
-      this.index.enter(entry, hash, slot);
-    }
-  }
-
   // ---- slots
 
   private takeSlot(budget: ScanBudget): number {
-    if (this.freeCount > 0) {
-      this.freeCount -= 1;
-      return this.freeStack[this.freeCount];
-    }
-    if (this.untouched < this.slotCount) {
-      this.untouched += 1;
-      return this.firstSlot + this.untouched - 1;
-    }
+    const free = this.phases.popFree();
+    if (free !== NO_SLOT) return free;
     while (budget.left > 0) {
       const slot = this.policy.propose(budget);
       if (slot === NO_SLOT) return NO_SLOT;
@@ -443,7 +335,7 @@ export class ShardSlots {
       const victim = this.index.deepestUnpinned(hash);
       if (victim === NO_SLOT) return NO_ENTRY;
       if (this.evict(victim)) {
-        this.pushFree(victim);
+        this.phases.pushFree(victim);
         this.counters.add(Counter.BucketEvictions, 1);
       }
     }
@@ -451,34 +343,12 @@ export class ShardSlots {
 
   /** READY without pins -> FREE. False when somebody pinned it meanwhile. */
   private evict(slot: number): boolean {
-    const state = this.table.state(slot);
-    if (phaseOf(state) !== Phase.Ready || pinsOf(state) > 0) return false;
-    const next = packState(Phase.Free, (generationOf(state) + 1) % GENERATION_COUNT, 0, 0);
-    if (Atomics.compareExchange(this.words, this.table.stateWord(slot), state, next) !== state) return false;
+    if (!this.phases.evict(slot)) return false;
     this.policy.left(slot, this.index.tagOf(slot));
     this.index.remove(slot);
     this.residency?.mark(slot);
     this.counters.add(Counter.Evictions, 1);
     return true;
-  }
-
-  private free(slot: number, generation: number): void {
-    this.store(slot, Phase.Free, (generation + 1) % GENERATION_COUNT, 0);
-    this.pushFree(slot);
-  }
-
-  private pushFree(slot: number): void {
-    this.freeStack[this.freeCount] = slot;
-    this.freeCount += 1;
-  }
-
-  private store(slot: number, phase: Phase, generation: number, pins: number): void {
-    Atomics.store(this.words, this.table.stateWord(slot), packState(phase, generation, 0, pins));
-  }
-
-  private isIn(slot: number, phase: Phase, generation: number): boolean {
-    const state = this.table.state(slot);
-    return phaseOf(state) === phase && generationOf(state) === generation;
   }
 
   // ---- extents
@@ -516,8 +386,8 @@ export class ShardSlots {
   }
 
   private reportGauges(): void {
-    this.counters.set(Counter.FreeSlots, this.freeCount + this.slotCount - this.untouched);
-    this.counters.set(Counter.WritingSlots, this.writingCount);
-    this.counters.set(Counter.QuarantinedSlots, this.quarantinedCount);
+    this.counters.set(Counter.FreeSlots, this.phases.freeCount);
+    this.counters.set(Counter.WritingSlots, this.phases.writingCount);
+    this.counters.set(Counter.QuarantinedSlots, this.phases.quarantinedCount);
   }
 }

@@ -1,6 +1,11 @@
 // Requests and answers that HTTP allows and hardly anybody sends, and what hostile ends make of them.
 
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
+import { closeSync, constants, openSync } from 'node:fs';
+import { mkdtemp, open as openFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { ModelServer, rawExchange } from './support/model-server.js';
@@ -125,5 +130,26 @@ describe('a request', () => {
     await new Promise((resolve) => setImmediate(resolve));
     process.off('warning', warned);
     expect(warnings).toEqual([]);
+  });
+});
+
+describe('a model server on this host', () => {
+  it('is dialled without the threads in which names are resolved, which anybody can keep busy with names', async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'kvpeer-fifo-'));
+    const fifo = join(folder, 'fifo');
+    execFileSync('mkfifo', [fifo]);
+    const decoder = await ModelServer.start();
+    sidecar = await startSidecar(decoder.port);
+    // Opening a pipe that nobody writes blocks a thread as a name server does that is slow to answer.
+    const blocked = Array.from({ length: 8 }, () => openFile(fifo, 'r'));
+    try {
+      expect(await rawExchange(sidecar.port, requestText(CHAT, '{}'))).toMatch(/^HTTP\/1\.1 200 /);
+    } finally {
+      const end = openSync(fifo, constants.O_RDWR);
+      for (const file of await Promise.all(blocked)) await file.close();
+      closeSync(end);
+      await rm(folder, { recursive: true });
+      await decoder.close();
+    }
   });
 });

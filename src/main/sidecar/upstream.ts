@@ -1,7 +1,9 @@
 // Connections to model servers: one undici pool per origin, without time-outs on answers, and one call that sends a leg.
 
-import { Pool, type Dispatcher } from 'undici';
+import { lookup as resolve, type LookupAddress } from 'node:dns';
+import type { LookupFunction } from 'node:net';
 import type { Duplex, Readable } from 'node:stream';
+import { Pool, type Dispatcher } from 'undici';
 import { headerLines, type RawHeaders } from './headers.js';
 
 export interface UpstreamOptions {
@@ -53,6 +55,21 @@ const CONNECT_MS = 10_000;
 /** Less than the 5 s after which uvicorn, which serves vLLM, closes an idle connection. */
 const IDLE_MS = 4_000;
 const MAX_HEAD_BYTES = 1 << 20;
+
+const LOOPBACK: readonly LookupAddress[] = [
+  { address: '127.0.0.1', family: 4 },
+  { address: '::1', family: 6 },
+];
+
+/**
+ * The model server of this host is found without asking anybody: names are resolved in the few threads that Node has for
+ * it, and headers that name slow ones can keep them all busy.
+ */
+const lookup: LookupFunction = (hostname, options, callback) => {
+  if (hostname !== 'localhost') resolve(hostname, options, callback);
+  else if (options.all === true) callback(null, [...LOOPBACK]);
+  else callback(null, LOOPBACK[0].address, LOOPBACK[0].family);
+};
 
 /** Pools by origin. */
 export class Upstreams {
@@ -116,7 +133,11 @@ export class Upstreams {
       bodyTimeout: 0,
       keepAliveTimeout: IDLE_MS,
       maxHeaderSize: MAX_HEAD_BYTES,
-      connect: { timeout: CONNECT_MS, rejectUnauthorized: this.#options.isVerified },
+      connect: {
+        ...{ timeout: CONNECT_MS, rejectUnauthorized: this.#options.isVerified, lookup },
+        // An address of this host where nobody listens says so at once; one that is slow to accept is the right one.
+        ...(new URL(address).hostname === 'localhost' ? { autoSelectFamilyAttemptTimeout: CONNECT_MS } : {}),
+      },
     });
     const origin = { pool, runningCount: 0 };
     this.#origins.set(address, origin);

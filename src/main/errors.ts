@@ -18,6 +18,7 @@ export const ERROR_CODES = {
   KVPEER_POOL_FULL: 'no slot could be freed: every block is pinned, being written or quarantined',
   KVPEER_PROTOCOL: 'the remote peer broke the protocol',
   KVPEER_PEER_LOST: 'a peer process of the replay ended before the replay did; see its output',
+  KVPEER_REPORT: 'a report of the replay could not be written; make room or name another place',
   KVPEER_TRACE: 'a trace cannot be used; correct it or name another one',
   KVPEER_WORKER_LOST: 'the worker that ran the operation died; the operation was not completed',
 } as const;

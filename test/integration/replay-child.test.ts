@@ -28,6 +28,25 @@ test('an answer that nobody reads any more does not keep a peer from closing as 
   });
 });
 
+test('a peer that is stopped while it starts, or in the middle of a request, is ended too', async () => {
+  const starting = new PeerProcess(4, ENTRY, 2_000);
+  const start = starting.call('start', SETTINGS);
+  const { pid: ofStarting } = starting;
+  if (ofStarting === undefined) throw new Error('the peer has no process');
+  process.kill(ofStarting, 'SIGSTOP');
+  await expect(start).rejects.toMatchObject({ code: 'KVPEER_PEER_LOST' });
+  await starting.gone;
+
+  const running = new PeerProcess(5, ENTRY, 2_000);
+  const { pid } = await running.call('start', SETTINGS);
+  process.kill(pid, 'SIGSTOP');
+  await expect(running.call('run', { ids: [1, 2], source: null })).rejects.toMatchObject({
+    code: 'KVPEER_PEER_LOST',
+    message: expect.stringContaining('did not answer for 2 s') as unknown,
+  });
+  await running.gone;
+});
+
 test('a peer that was stopped and is asked for its prefix is ended, so that the replay ends too', async () => {
   const peer = new PeerProcess(3, ENTRY, 3_000);
   const { pid } = await peer.call('start', SETTINGS);

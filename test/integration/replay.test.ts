@@ -1,6 +1,7 @@
 // The replay command as a user runs it: real peers in processes of their own, checked against the model of the rules.
 import { spawn, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -86,6 +87,15 @@ function isAlive(pid: number): boolean {
     return true;
   } catch {
     return false;
+  }
+}
+
+/** Gone, or a zombie that its parent has not looked at yet. */
+function isEnded(pid: number): boolean {
+  try {
+    return /^\d+ \(.*\) Z/.test(readFileSync(`/proc/${pid}/stat`, 'utf8'));
+  } catch {
+    return true;
   }
 }
 
@@ -214,6 +224,26 @@ describe('kvpeer replay', () => {
       expect(report).toMatchObject({ verify: { mismatches: 0 }, pins: { atEnd: 0 }, failures: {} });
       expect(pids).toHaveLength(4);
       expect(pids.filter(isAlive)).toEqual([]);
+    },
+    RUN_MS,
+  );
+
+  it(
+    'takes a Ctrl-C that ends peers which have only just begun for what it is',
+    async () => {
+      const run = startReplay('--requests', '100');
+      let pids: number[] = [];
+      while (pids.length < 4) pids = await childPids(run.child);
+      // The parent, held meanwhile, then learns of the signal and of its peers' ends in one go.
+      run.child.kill('SIGSTOP');
+      run.child.kill('SIGINT');
+      for (const pid of pids) process.kill(pid, 'SIGINT');
+      for (const pid of pids) await until(() => isEnded(pid));
+      run.child.kill('SIGCONT');
+      const { status, report } = await run.ended;
+      expect(run.printed()).not.toContain('KVPEER_PEER_LOST');
+      expect(status).toBe(130);
+      expect(report).toMatchObject({ requests: 0, failures: {} });
     },
     RUN_MS,
   );

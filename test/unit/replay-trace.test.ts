@@ -1,6 +1,10 @@
 // The trace reader: what it yields, what it calls a bad line, and what it never reads into memory.
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { loadTrace } from '../../src/main/cli/replay/load-trace.js';
 import { generateTrace } from '../../src/main/cli/replay/generator.js';
 import {
   formatTraceLine,
@@ -48,6 +52,12 @@ describe('the trace reader', () => {
     const expected = { timestamp: 0, inputLength: 1100, outputLength: 5, hashIds: [7, 8, 9] };
     expect(await read(`${GOOD}\n${GOOD}`)).toEqual({ records: [expected, expected], bad: [] });
     expect((await read(`${GOOD}\n`)).records).toEqual([expected]);
+  });
+
+  it('passes over the mark that some editors begin a file with, and over no other', async () => {
+    const { records, bad } = await read(`\ufeff${GOOD}\n\ufeff${GOOD}`, { sizes: [1] });
+    expect(records).toHaveLength(1);
+    expect(bad).toEqual([{ line: 2, reason: 'not JSON' }]);
   });
 
   it('gives the same records however the file is cut into chunks', async () => {
@@ -104,5 +114,32 @@ describe('the trace reader', () => {
     expect(reusableBlocks(record(1024, [1, 2]))).toEqual([1, 2]);
     expect(reusableBlocks(record(1025, [1, 2, 3]))).toEqual([1, 2]);
     expect(reusableBlocks(record(511, [1]))).toEqual([]);
+  });
+});
+
+describe('the requests of a run', () => {
+  const load = (file: string, skip: number, stop = new AbortController().signal) =>
+    loadTrace({ file, skip, count: undefined, seed: 1, strict: false }, () => undefined, stop);
+
+  it('that are none are told apart: an empty file, lines that are no requests, too many passed over', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'kvpeer-trace-'));
+    const file = join(folder, 'trace.jsonl');
+    try {
+      await expect(load('/dev/null', 0)).rejects.toThrow(/no request to replay: it is empty/);
+      writeFileSync(file, 'x\ny\n');
+      await expect(load(file, 0)).rejects.toThrow(/no request to replay: none of its 2 lines is a request/);
+      writeFileSync(file, `x\n${GOOD}\n`);
+      await expect(load(file, 3)).rejects.toThrow(/after 1 skipped ones; lower --skip/);
+      await expect(load(folder, 0)).rejects.toMatchObject({ code: 'KVPEER_TRACE' });
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+
+  it('are not waited for once the run is ended, though the file has no end', async () => {
+    const stop = new AbortController();
+    const loading = load('/dev/zero', 0, stop.signal);
+    stop.abort();
+    expect(await loading).toEqual({ requests: [], distinctBlocks: 0 });
   });
 });

@@ -1,6 +1,5 @@
 // `kvpeer replay`: replays a request trace through real peers on this host and reports what happened.
-import { access, constants, writeFile } from 'node:fs/promises';
-import { basename, dirname, resolve } from 'node:path';
+import { basename } from 'node:path';
 import { Command, InvalidArgumentError, Option } from 'commander';
 import { KvpeerError } from '../errors.js';
 import { shardCountFor, usableCores } from '../options/cores.js';
@@ -12,6 +11,7 @@ import { loadTrace } from './replay/load-trace.js';
 import { runReplay } from './replay/orchestrator.js';
 import { PLACEMENTS, type Placement } from './replay/placement.js';
 import { makeProgress, type Progress } from './replay/progress.js';
+import { checkReportFiles, writeReportFiles } from './replay/report-files.js';
 import { findProblems, formatBytes, formatReport, group, type ReplayReport } from './replay/report.js';
 import { choosePoolBytes } from './replay/sizing.js';
 import { ReplayTally } from './replay/tally.js';
@@ -101,7 +101,7 @@ export function replayCommand(): Command {
 
 /** Runs the replay and returns the exit status. */
 async function replay(flags: ReplayFlags): Promise<number> {
-  await Promise.all([flags.json, flags.html].map(checkWritable));
+  await checkReportFiles(flags);
   const progress = makeProgress(process.stderr);
   const end = listenForSignals(progress);
   try {
@@ -152,8 +152,9 @@ async function replay(flags: ReplayFlags): Promise<number> {
       end.stop,
     );
     progress.stop();
+    const faults = await writeReports(flags, report, tally, end.signal !== undefined);
     process.stdout.write(formatReport(report));
-    await writeReports(flags, report, tally, end.signal !== undefined);
+    if (faults.length > 0) throw new KvpeerError('KVPEER_REPORT', faults.join('\n'));
     if (end.signal !== undefined) return SIGNAL_STATUS[end.signal];
     return findProblems(report).length === 0 ? EXIT_OK : EXIT_FAILED;
   } finally {
@@ -162,23 +163,25 @@ async function replay(flags: ReplayFlags): Promise<number> {
   }
 }
 
+/** @returns a sentence for each report that could not be written */
 async function writeReports(
   flags: ReplayFlags,
   report: ReplayReport,
   tally: ReplayTally,
   isInterrupted: boolean,
-): Promise<void> {
-  if (flags.json !== undefined) await writeFile(flags.json, `${JSON.stringify(report, null, 2)}\n`);
-  if (flags.html === undefined) return;
-  const details = {
-    traceName: flags.trace === undefined ? `built-in trace, seed ${flags.seed}` : basename(flags.trace),
-    blockBytes: flags.blockBytes,
-    concurrency: flags.concurrency,
-    placement: flags.placement,
-    endedAt: new Date(),
-    isInterrupted,
-  };
-  await writeFile(flags.html, await renderPage(report, tally.samples, details));
+): Promise<readonly string[]> {
+  return writeReportFiles(flags, {
+    json: () => `${JSON.stringify(report, null, 2)}\n`,
+    html: () =>
+      renderPage(report, tally.samples, {
+        traceName: flags.trace === undefined ? `built-in trace, seed ${flags.seed}` : basename(flags.trace),
+        blockBytes: flags.blockBytes,
+        concurrency: flags.concurrency,
+        placement: flags.placement,
+        endedAt: new Date(),
+        isInterrupted,
+      }),
+  });
 }
 
 interface SignalWatch {
@@ -220,20 +223,6 @@ function listenForSignals(progress: Progress): SignalWatch {
     },
     release,
   };
-}
-
-/** A run of minutes must not end with a report that cannot be written. */
-async function checkWritable(file: string | undefined): Promise<void> {
-  if (file === undefined) return;
-  try {
-    await access(dirname(resolve(file)), constants.W_OK);
-  } catch (error) {
-    throw new KvpeerError(
-      'KVPEER_INVALID_OPTION',
-      `the report ${file} cannot be written: its folder is missing or not writable; name another place`,
-      { cause: error },
-    );
-  }
 }
 
 function integer(least: number, most = Number.MAX_SAFE_INTEGER): (text: string) => number {

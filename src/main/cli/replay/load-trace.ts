@@ -40,7 +40,12 @@ export async function loadTrace(
   const requests: BlockIds[] = [];
   const distinct = new Set<number>();
   let passed = 0;
-  for await (const record of openTrace(selection, onBadLine)) {
+  let badLineCount = 0;
+  const countBadLine = (bad: BadLine): void => {
+    badLineCount += 1;
+    onBadLine(bad);
+  };
+  for await (const record of openTrace(selection, countBadLine, stop)) {
     if (stop.aborted) break;
     if (passed < skip) {
       passed += 1;
@@ -53,9 +58,17 @@ export async function loadTrace(
     if (requests.length === count) break;
   }
   if (requests.length === 0 && !stop.aborted) {
+    const name = file ?? 'the built-in trace';
+    if (passed === 0) {
+      const reason = badLineCount === 0 ? 'it is empty' : `none of its ${badLineCount} lines is a request`;
+      throw new KvpeerError(
+        'KVPEER_TRACE',
+        `${name} has no request to replay: ${reason}; name another trace`,
+      );
+    }
     throw new KvpeerError(
       'KVPEER_TRACE',
-      `${file ?? 'the built-in trace'} has no request to replay after ${passed} skipped ones; lower --skip or name another trace`,
+      `${name} has no request to replay after ${passed} skipped ones; lower --skip or name another trace`,
     );
   }
   return { requests, distinctBlocks: distinct.size };
@@ -64,16 +77,20 @@ export async function loadTrace(
 async function* openTrace(
   { file, seed, strict }: TraceSelection,
   onBadLine: (bad: BadLine) => void,
+  stop: AbortSignal,
 ): AsyncGenerator<TraceRecord, void, undefined> {
   if (file === undefined) {
     yield* generateTrace(seed);
     return;
   }
   try {
-    yield* readTrace(createReadStream(file), { strict, onBadLine });
+    // A device or a pipe may have no end: the reading ends with the run.
+    yield* readTrace(createReadStream(file, { signal: stop }), { strict, onBadLine });
   } catch (error) {
+    if (stop.aborted) return;
     if (error instanceof KvpeerError) throw error;
     const reason = error instanceof Error ? error.message : String(error);
-    throw new KvpeerError('KVPEER_TRACE', `trace ${file} cannot be read: ${reason}`, { cause: error });
+    const message = `trace ${file} cannot be read: ${reason}; name a file with one JSON object per line`;
+    throw new KvpeerError('KVPEER_TRACE', message, { cause: error });
   }
 }

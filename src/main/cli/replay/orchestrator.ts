@@ -1,4 +1,5 @@
 // The replay's parent: starts the peer processes, dispatches requests to them, and gathers what they report.
+import { setTimeout as delay } from 'node:timers/promises';
 import type { BlockIds } from './load-trace.js';
 import type { RequestOutcome, RequestSource, StartArguments, StartedPeer } from './messages.js';
 import { PeerProcess } from './peer-process.js';
@@ -28,6 +29,8 @@ export interface ReplayObserver {
 /** After a stop, requests in flight get this long before their peers are closed under them. */
 const DRAIN_MS = 10_000;
 const FIGURES_MS = 10_000;
+/** Signals that one keystroke sent to all processes arrive within this time of each other. */
+const SIGNAL_MS = 100;
 /** More than the peer's own drain, so that force is the exception. */
 const CLOSE_MS = 15_000;
 
@@ -84,10 +87,15 @@ class Replay {
 
   async run(): Promise<ReplayReport> {
     const starting = Promise.all(this.#processes.map((process) => process.call('start', this.#plan.peer)));
-    const peers = await Promise.race([starting, whenAborted(this.#stop)]);
+    const started = starting.catch(async (error: unknown) => {
+      // A terminal's Ctrl-C ends peers that have only just begun, too. Their ends may be seen here before the signal is.
+      await Promise.race([whenAborted(this.#stop), delay(SIGNAL_MS)]);
+      if (this.#stop.aborted) return 'aborted' as const;
+      throw error;
+    });
+    const peers = await Promise.race([started, whenAborted(this.#stop)]);
     if (peers === 'aborted') {
-      // Whoever stopped us does not care any more how the start would have ended.
-      starting.catch(() => undefined);
+      started.catch(() => undefined);
       for (const process of this.#processes) process.kill();
       return this.#tally.report([], 0);
     }

@@ -12,7 +12,8 @@ interface OpenCall {
 
 /**
  * How long a peer may take to say which prefix it holds. That is a matter of microseconds: one that lets this time pass
- * is stopped or hangs, and the replay, which asks all peers before each request, would wait with it for good.
+ * is stopped or hangs, and the replay, which asks all peers before each request, would wait with it for good. What may
+ * rightly take longer (a start, a request) is accompanied by such a question once in this time.
  */
 const PREFIX_MS = 60_000;
 
@@ -54,6 +55,11 @@ export class PeerProcess {
     });
   }
 
+  /** Undefined when no process could be made. */
+  get pid(): number | undefined {
+    return this.#child.pid;
+  }
+
   /**
    * @throws the error that the call ended with in the peer process, with its code
    * @throws KVPEER_PEER_LOST when the process is gone or goes before it answers
@@ -65,7 +71,7 @@ export class PeerProcess {
     if (this.#lost !== undefined) return Promise.reject(this.#lost);
     const call = ++this.#lastCall;
     return new Promise((resolve, reject) => {
-      const timer = name === 'prefix' ? this.#endWhenSilent() : undefined;
+      const timer = this.#watch(name);
       this.#calls.set(call, { resolve: resolve as OpenCall['resolve'], reject, timer });
       const message = { call, name, argument } as CallMessage;
       // A failed send is followed by 'exit' or 'error', which settle the call.
@@ -97,17 +103,25 @@ export class PeerProcess {
     else open.resolve(message.answer);
   }
 
-  #endWhenSilent(): NodeJS.Timeout {
-    return setTimeout(() => {
-      this.#lose(`did not answer for ${this.#prefixMs / 1000} s and was ended`);
-      this.kill();
+  /** Whoever closes a peer, or takes its figures, waits for a time of its own. */
+  #watch(name: PeerCallName): NodeJS.Timeout | undefined {
+    if (name === 'prefix') {
+      return setTimeout(() => {
+        this.#lose(`did not answer for ${this.#prefixMs / 1000} s and was ended`);
+        this.kill();
+      }, this.#prefixMs);
+    }
+    if (name !== 'start' && name !== 'run') return undefined;
+    return setInterval(() => {
+      // Any answer will do, also that it has not started yet.
+      this.call('prefix', []).catch(() => undefined);
     }, this.#prefixMs);
   }
 
   #lose(how: string): KvpeerError {
     this.#lost ??= new KvpeerError(
       'KVPEER_PEER_LOST',
-      `peer ${this.id} (pid ${this.#child.pid ?? 'none'}) ${how}; its output above says more`,
+      `peer ${this.id} (pid ${this.pid ?? 'none'}) ${how}; its output above says more`,
     );
     for (const { timer, reject } of this.#calls.values()) {
       clearTimeout(timer);

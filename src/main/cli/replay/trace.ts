@@ -10,6 +10,9 @@ export const MAX_LINE_BYTES = 1024 * 1024;
 /** The most keys that one lookup may carry, and so the most reusable blocks that a request may have. */
 export const MAX_REQUEST_BLOCKS = 65_536;
 
+/** Some editors begin a file with it. */
+const BYTE_ORDER_MARK = /^\ufeff/;
+
 /** One request of a trace. Equal ids mean equal whole prefixes, so ids are already chained. */
 export interface TraceRecord {
   readonly timestamp: number;
@@ -56,7 +59,10 @@ export async function* readTrace(
   options: TraceReaderOptions,
 ): AsyncGenerator<TraceRecord, void, undefined> {
   for await (const { line, text } of splitLines(chunks)) {
-    const parsed = text === undefined ? `longer than ${MAX_LINE_BYTES} bytes` : parseTraceLine(text);
+    const parsed =
+      text === undefined
+        ? `longer than ${MAX_LINE_BYTES} bytes`
+        : parseTraceLine(line === 1 ? text.replace(BYTE_ORDER_MARK, '') : text);
     if (parsed === undefined) continue;
     if (typeof parsed !== 'string') {
       yield parsed;

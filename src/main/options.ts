@@ -75,6 +75,9 @@ export interface Resolution {
 /** Variables of this project that are no options. */
 const OTHER_VARIABLES = ['KVPEER_CONFIG', 'KVPEER_NIXL_DIR'];
 
+/** Unknown keys of a file that are named one by one: another program's file must not fill the terminal. */
+const NAMED_KEYS = 20;
+
 interface Given {
   readonly value: unknown;
   readonly origin: OptionOrigin;
@@ -108,22 +111,43 @@ export function resolveOptions(sources: OptionSources): Resolution {
  * @throws KVPEER_INVALID_OPTION naming every wrong option with value, reason and remedy
  */
 export function validateOptions(partial: PeerOptions = {}): ResolvedOptions {
+  const asked: unknown = partial;
+  if (typeof asked !== 'object' || asked === null || Array.isArray(asked)) {
+    throw new KvpeerError(
+      'KVPEER_INVALID_OPTION',
+      `the options are ${show(asked)}; give an object like { port: 5710 }, or nothing`,
+    );
+  }
   const faults: string[] = [];
   const given = new Map<OptionName, Given>();
   for (const [name, value] of Object.entries(partial)) {
-    if (value === undefined || name === 'logger') continue;
-    if (name === 'features') faults.push(...featureFaults(partial.features ?? []));
+    if (value === undefined) continue;
+    if (name === 'logger') faults.push(...loggerFaults(value));
+    else if (name === 'features') faults.push(...featureFaults(value));
     else if (isOptionName(name)) given.set(name, { value, origin: 'flag', label: name });
     else faults.push(unknown(`the option ${name}`, name, OPTION_NAMES));
   }
   return check(given, faults);
 }
 
-function featureFaults(features: readonly string[]): readonly string[] {
+function featureFaults(features: unknown): readonly string[] {
   const known: readonly string[] = FEATURES;
+  if (!Array.isArray(features) || !features.every((feature) => typeof feature === 'string')) {
+    return [`features is ${show(features)}; it must be a list of names, of ${known.join(', ')}`];
+  }
   return features
     .filter((feature) => !known.includes(feature))
     .map((feature) => unknown(`the feature ${feature}`, feature, known));
+}
+
+const LOG_METHODS = ['debug', 'info', 'warn', 'error', 'fatal', 'child'] as const;
+
+/** What is no logger would be found out by the first warning, long after the start. */
+function loggerFaults(logger: unknown): readonly string[] {
+  const methods = (typeof logger === 'object' && logger !== null ? logger : {}) as Record<string, unknown>;
+  const missing = LOG_METHODS.filter((name) => typeof methods[name] !== 'function');
+  if (missing.length === 0) return [];
+  return [`logger has no ${missing.join(', ')}; give a pino logger, or leave it out`];
 }
 
 function addYaml({ yaml, yamlFile }: OptionSources, given: Map<OptionName, Given>, faults: string[]): void {
@@ -133,9 +157,17 @@ function addYaml({ yaml, yamlFile }: OptionSources, given: Map<OptionName, Given
     faults.push(`${file} holds no map; write one option per line, like "port: 5710"`);
     return;
   }
+  let unknownCount = 0;
   for (const [key, value] of Object.entries(yaml)) {
-    if (!isOptionName(key)) faults.push(unknown(`the key ${key} in ${file}`, key, OPTION_NAMES));
-    else if (value !== null) given.set(key, { value, origin: 'file', label: `${key} in ${file}` });
+    if (isOptionName(key)) {
+      if (value !== null) given.set(key, { value, origin: 'file', label: `${key} in ${file}` });
+      continue;
+    }
+    unknownCount += 1;
+    if (unknownCount <= NAMED_KEYS) faults.push(unknown(`the key ${cut(key)} in ${file}`, key, OPTION_NAMES));
+  }
+  if (unknownCount > NAMED_KEYS) {
+    faults.push(`${file} has ${unknownCount - NAMED_KEYS} more unknown keys; is it the right file?`);
   }
 }
 
@@ -230,8 +262,16 @@ function unknown(what: string, name: string, known: readonly string[]): string {
 }
 
 function show(value: unknown): string {
-  const text =
-    typeof value === 'bigint' || typeof value === 'symbol' ? value.toString() : JSON.stringify(value);
-  if (typeof text !== 'string') return typeof value;
+  if (typeof value === 'bigint' || typeof value === 'symbol') return value.toString();
+  let text: unknown;
+  try {
+    text = JSON.stringify(value);
+  } catch {
+    // An object that contains itself, or one that throws when it is read.
+  }
+  return typeof text === 'string' ? cut(text) : typeof value;
+}
+
+function cut(text: string): string {
   return text.length > 100 ? `${text.slice(0, 100)}…` : text;
 }

@@ -4,6 +4,7 @@ import fc from 'fast-check';
 import { format } from 'prettier';
 import { describe, expect, it } from 'vitest';
 import { KvpeerError } from '../../src/main/errors.js';
+import { createLogger } from '../../src/main/observe/log.js';
 import {
   flagOf,
   formatBytes,
@@ -147,6 +148,13 @@ describe('what is refused', () => {
     expect(refusal({ yaml: { zebra: 1 } })).toContain('see kvpeer serve --help');
   });
 
+  it('some of the unknown keys of a file that is something else, and the number of the others', () => {
+    const yaml = Object.fromEntries(Array.from({ length: 30 }, (_, i) => [`zebra${i}`, i]));
+    const lines = refusal({ yaml: { ...yaml, ['z'.repeat(500)]: 1 }, yamlFile: 'other.yaml' }).split('\n');
+    expect(lines).toHaveLength(21);
+    expect(lines[20]).toBe('other.yaml has 11 more unknown keys; is it the right file?');
+  });
+
   it('a file that holds no map', () => {
     for (const yaml of [[], 'text', 7]) expect(refusal({ yaml })).toContain('holds no map');
   });
@@ -212,6 +220,30 @@ it('a feature that does not exist is refused with the name that was meant', () =
     /^the feature lookup_sequ is unknown; did you mean lookup_seq\?$/,
   );
   expect(() => validateOptions({ features: ['lookup_seq'] })).not.toThrow();
+});
+
+describe('a program that gives what is no options', () => {
+  it.each<[unknown, RegExp]>([
+    [null, /^the options are null; give an object/],
+    [5710, /^the options are 5710;/],
+    [[], /^the options are \[\];/],
+    [{ features: 'lookup_seq' }, /^features is "lookup_seq"; it must be a list of names/],
+    [{ features: [1] }, /^features is \[1\];/],
+    [{ logger: {} }, /^logger has no debug, info, warn, error, fatal, child; give a pino logger/],
+    [{ logger: 5 }, /^logger has no/],
+  ])('%j is refused', (options, message) => {
+    expect(messageOf(() => validateOptions(options as PeerOptions))).toMatch(message);
+  });
+
+  it('a value that contains itself is refused like any other', () => {
+    const host: Record<string, unknown> = {};
+    host.self = host;
+    expect(messageOf(() => validateOptions({ host } as unknown as PeerOptions))).toMatch(/^host is object;/);
+  });
+
+  it('a logger is accepted', () => {
+    expect(() => validateOptions({ logger: createLogger('silent') })).not.toThrow();
+  });
 });
 
 describe('what must hold between options', () => {

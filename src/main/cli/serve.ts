@@ -1,6 +1,5 @@
 // The command `kvpeer serve`: one peer as a service, with an admin server and a bounded drain.
 
-import { readFile } from 'node:fs/promises';
 import { Command, Option } from 'commander';
 import type { Logger } from 'pino';
 import { parse as parseYaml } from 'yaml';
@@ -20,6 +19,7 @@ import {
   type Resolution,
   type ResolvedOptions,
 } from '../options.js';
+import { readConfigText } from '../options/config-file.js';
 import type { PeerApi, PeerStarter } from '../peer-api.js';
 import { EndSignals } from './end-signals.js';
 import { EXIT_CODES_HELP, EXIT_OK, exitCodeOf } from './exit-codes.js';
@@ -118,7 +118,7 @@ async function readOptions(flags: ServeFlags): Promise<Resolution> {
   if (file === undefined || file === '') return resolveOptions({ flags: optionFlags, env: process.env });
   let yaml: unknown;
   try {
-    yaml = parseYaml(await readFile(file, 'utf8'));
+    yaml = parseYaml(await readConfigText(file));
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);
     const message = `${file} cannot be read as YAML: ${reason}; correct it, or leave --config out`;

@@ -1,6 +1,5 @@
 // The command `kvpeer sidecar`: the routing sidecar in front of a model server.
 
-import { readFile } from 'node:fs/promises';
 import { isIP } from 'node:net';
 import { Command, Option } from 'commander';
 import type { Logger } from 'pino';
@@ -17,6 +16,7 @@ import {
   type OptionName,
   type Resolution,
 } from '../options.js';
+import { readConfigText } from '../options/config-file.js';
 import type { PeerApi, PeerStarter } from '../peer-api.js';
 import { SIDECAR_OPTION_GROUPS } from '../sidecar/options-table.js';
 import {
@@ -256,7 +256,7 @@ function split(yaml: unknown): { readonly own: unknown; readonly ofPeer: object 
 
 async function contentOf(file: string): Promise<string> {
   try {
-    return await readFile(file, 'utf8');
+    return await readConfigText(file);
   } catch (error) {
     throw unreadable(file, error);
   }

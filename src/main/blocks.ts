@@ -57,7 +57,7 @@ export class Blocks {
     if (!(keys instanceof Uint8Array) || keys.byteLength % keyBytes !== 0) {
       throw new KvpeerError(
         'KVPEER_INVALID_ARGUMENT',
-        `keys must be one Uint8Array of count * ${keyBytes} bytes, the node's key length; got ${keys instanceof Uint8Array ? `${keys.byteLength} bytes` : typeof keys}`,
+        `keys must be one Uint8Array of count * ${keyBytes} bytes, the node's key length; got ${lengthOrType(keys)}`,
       );
     }
     return { bytes: keys, first: 0, stride: keyBytes, count: keys.byteLength / keyBytes };
@@ -72,6 +72,7 @@ export class Blocks {
   /** Which keys are READY now; nothing is pinned. */
   async probe(keys: PackedKeys): Promise<Hits> {
     const span = this.span(keys);
+    if (span.count === 0) return hitsOf(new Uint8Array(0));
     const { shards } = this.#options;
     const set = await submitForResult<SlotSet>('probe', (done) => {
       shards.match(span, { pin: false }, done);
@@ -83,6 +84,7 @@ export class Blocks {
 
   async pin(keys: PackedKeys): Promise<PinnedBlocks> {
     const span = this.span(keys);
+    if (span.count === 0) return this.pinned(0, [], new Int32Array(0));
     const { shards } = this.#options;
     const set = await submitForResult<SlotSet>('pin', (done) => {
       shards.match(span, {}, done);
@@ -160,10 +162,10 @@ export class Blocks {
   async store(keys: PackedKeys, blocks: Uint8Array, keep?: StoredPins): Promise<StoreResult> {
     const span = this.span(keys);
     const { shards } = this.#options;
-    if (blocks.byteLength !== span.count * shards.blockBytes) {
+    if (!(blocks instanceof Uint8Array) || blocks.byteLength !== span.count * shards.blockBytes) {
       throw new KvpeerError(
         'KVPEER_INVALID_ARGUMENT',
-        `blocks must be ${span.count} x ${shards.blockBytes} bytes for ${span.count} keys, back to back; got ${blocks.byteLength} bytes`,
+        `blocks must be one Uint8Array of ${span.count} x ${shards.blockBytes} bytes for ${span.count} keys, back to back; got ${lengthOrType(blocks)}`,
       );
     }
     return this.#write(
@@ -245,14 +247,19 @@ export class Blocks {
 
   async reserve(keys: PackedKeys, keep?: StoredPins): Promise<Reservation> {
     const span = this.span(keys);
-    const owned: KeySpan = { ...span, bytes: keys.slice() };
+    const owned: KeySpan = { ...span, bytes: span.count === 0 ? keys : keys.slice() };
     const { shards } = this.#options;
-    const set = await submitForResult<SlotSet>('reserve', (done) => {
-      shards.reserve(owned, done);
-    });
+    // No operation on the pool is about no keys: an empty list has its answer here.
+    const set =
+      span.count === 0
+        ? undefined
+        : await submitForResult<SlotSet>('reserve', (done) => {
+            shards.reserve(owned, done);
+          });
     const slots = new Int32Array(span.count).fill(-1);
-    const { statuses } = set;
-    for (let i = 0; i < span.count; i++) if (statuses[i] === PositionStatus.Reserved) slots[i] = set.slots[i];
+    for (let i = 0; i < span.count; i++) {
+      if (set?.statuses[i] === PositionStatus.Reserved) slots[i] = set.slots[i];
+    }
     let isOpen = true;
     const close = (): void => {
       if (!isOpen) {
@@ -270,12 +277,14 @@ export class Blocks {
         isOpen && index >= 0 && index < span.count && slots[index] >= 0 ? this.view(slots[index]) : undefined,
       commit: async () => {
         close();
+        if (set === undefined) return { storedCount: 0, presentCount: 0, notStoredCount: 0 };
         await this.#orAbandon(set, this.#checksum(set));
         const deadlineMs = this.#options.now() + this.#options.storeMs;
         return (await this.#publish(owned, set, keep, deadlineMs)).result;
       },
       cancel: async () => {
         close();
+        if (set === undefined) return;
         await submit<undefined>('cancel', (done) => {
           shards.abandon(set, { quarantine: false }, done);
         });
@@ -334,11 +343,17 @@ export class Blocks {
 
   async evict(keys: PackedKeys): Promise<number> {
     const span = this.span(keys);
+    if (span.count === 0) return 0;
     const { evictedCount } = await submit<{ readonly evictedCount: number }>('evict', (done) => {
       this.#options.shards.evict(span, done);
     });
     return evictedCount;
   }
+}
+
+function lengthOrType(value: unknown): string {
+  if (value instanceof Uint8Array) return `${value.byteLength} bytes`;
+  return typeof value === 'object' && value !== null ? Object.prototype.toString.call(value) : typeof value;
 }
 
 /** One byte per key, as lookups answer: 0xc3 where the set has the block. */

@@ -161,8 +161,9 @@ export class Request implements PeerRequest {
   async load(keys: PackedKeys, options: LoadRequest = {}): Promise<Load> {
     this.#assertOpen('load');
     const { blocks, shards } = this.#host;
-    const owned = keys.slice();
-    const span = blocks.span(owned);
+    const borrowed = blocks.span(keys);
+    const owned = borrowed.count === 0 ? keys : keys.slice();
+    const span: KeySpan = { ...borrowed, bytes: owned };
     const slots = new Int32Array(span.count).fill(-1);
     const pins: SlotSet[] = [];
     let pulledCount = 0;

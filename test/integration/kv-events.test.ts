@@ -201,6 +201,9 @@ describe('KV events of a running peer', () => {
     ['no tokens per block', { tokensPerBlock: 0 }],
     ['a parent that is no key', { parent: new Uint8Array(3) }],
     ['an extra key that is no text', { extraKeys: [[7 as unknown as string]] }],
+    ['extra keys that are no list', { extraKeys: {} as unknown as [] }],
+    ['extra keys of a block that are no list', { extraKeys: [7 as unknown as []] }],
+    ['a name of an adapter that is no text', { loraName: 5 as unknown as string }],
     ['a place that is no number', { extraKeys: [[['image', NaN]]] }],
   ] as const)('are refused a description with %s, where it is told and not later', async (_, wrong) => {
     const peer = await startPeer(EVENTS);

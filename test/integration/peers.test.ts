@@ -376,6 +376,38 @@ test('wrong arguments are named: keys of a wrong length, too few bytes for the k
   expect(() => peer.open()).toThrow(expect.objectContaining({ code: 'KVPEER_CLOSED' }));
 });
 
+test('an empty list of keys has an empty answer everywhere, and bytes that are no Uint8Array are refused', async () => {
+  const peer = await startPeer({ dataPlane: 'none' });
+  const request = peer.open();
+  const none = new Uint8Array(0);
+  const nothingStored = { storedCount: 0, presentCount: 0, notStoredCount: 0 };
+  expect(await peer.probe(none)).toMatchObject({ count: 0, hitCount: 0 });
+  expect(await request.lookup(none)).toMatchObject({ count: 0, hitCount: 0 });
+  expect(await peer.store(none, none)).toEqual(nothingStored);
+  expect(await peer.evict(none)).toBe(0);
+  for (const pinned of [await peer.pin(none), await request.load(none)]) {
+    expect(pinned).toMatchObject({ count: 0, presentCount: 0 });
+    expect(pinned.block(0)).toBeUndefined();
+    expect(await peer.content.verify(pinned)).toBe(0);
+    pinned.release();
+  }
+  expect(await (await peer.reserve(none)).commit()).toEqual(nothingStored);
+  await (await request.reserve(none)).cancel();
+
+  const code = 'KVPEER_INVALID_ARGUMENT';
+  const floats = new Float64Array(512) as unknown as Uint8Array;
+  await expect(peer.store(testKeys(0, 1), floats)).rejects.toMatchObject({
+    code,
+    message: expect.stringContaining('got [object Float64Array]') as string,
+  });
+  for (const wrong of [undefined, null, 'key', [1], floats.buffer]) {
+    await expect(request.load(wrong as unknown as Uint8Array)).rejects.toMatchObject({ code });
+    await expect(peer.store(testKeys(0, 1), wrong as unknown as Uint8Array)).rejects.toMatchObject({ code });
+  }
+  request.finish();
+  await atRest(peer);
+});
+
 test('lookups that are given up before their answers, and those of strangers, leave no message behind', async () => {
   const [a, b] = [await startPeer(), await startPeer()];
   await a.content.storeFilled(testKeys(0, 1000));

@@ -128,7 +128,13 @@ export class NodeEvents {
         `describe: a parent of ${description.parent.byteLength} bytes; give its whole key of ${keyBytes}`,
       );
     }
-    if (extraKeys?.every((entry) => entry === undefined || entry.every(isExtraKey)) === false) {
+    if (loraName !== undefined && typeof loraName !== 'string') {
+      throw new KvpeerError(
+        'KVPEER_INVALID_ARGUMENT',
+        `describe: loraName is of type ${typeof loraName}; give the name of the adapter, or leave it out`,
+      );
+    }
+    if (!areExtraKeys(extraKeys)) {
       throw new KvpeerError(
         'KVPEER_INVALID_ARGUMENT',
         'describe: extraKeys are per block a list of texts, and of pairs of a text and a whole number of 32 bits; give them so, or undefined for a block without any',
@@ -200,6 +206,16 @@ const MAX_TOKEN_ID = 0xffff_ffff;
 
 function hashOf(key: Uint8Array): Buffer {
   return Buffer.from(key.subarray(0, key.length - GROUP_BYTES));
+}
+
+function areExtraKeys(entries: unknown): boolean {
+  if (entries === undefined) return true;
+  return (
+    Array.isArray(entries) &&
+    entries.every(
+      (entry: unknown) => entry === undefined || (Array.isArray(entry) && entry.every(isExtraKey)),
+    )
+  );
 }
 
 function isExtraKey(key: unknown): boolean {

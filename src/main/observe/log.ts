@@ -26,7 +26,9 @@ export function createLogger(level: Level | 'silent', destination?: DestinationS
       log: withoutBytes,
     },
   };
-  return destination === undefined ? pino(options) : pino(options, destination);
+  // Left to itself pino writes in the background: a fatal line, written at once, then overtakes earlier ones, and lines
+  // that are still on their way are lost with the process.
+  return pino(options, destination ?? pino.destination({ fd: 1, sync: true }));
 }
 
 /** Keys, blocks and messages are told by their length: bytes are no reading matter, and may be large. */

@@ -2,12 +2,13 @@
 
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { afterEach, expect, it } from 'vitest';
 import { packageRoot } from '../../src/shared/nixl-dir.js';
+import { freePort } from '../helpers/free-port.js';
 import { Run } from './support/program-run.js';
 
 const PROGRAM = join(packageRoot, 'dist/src/main/cli/kvpeer.js');
@@ -96,6 +97,32 @@ it.each([
   const run = start(args);
   expect(await run.exitCode).toBe(2);
   expect(await run.stderr).toMatch(message);
+});
+
+it('runs on when its log cannot be written', async () => {
+  const full = openSync('/dev/full', 'w');
+  const port = await freePort();
+  const args = ['serve', '--port', '0', '--pool-bytes', '4MiB', '--data-plane', 'none'];
+  const child = spawn(process.execPath, [PROGRAM, ...args, '--admin-port', String(port)], {
+    stdio: ['ignore', full, 'inherit'],
+  });
+  const ended = once(child, 'exit');
+  try {
+    await expect
+      .poll(
+        () =>
+          fetch(`http://127.0.0.1:${port}/readyz`).then(
+            ({ status }) => status,
+            () => 0,
+          ),
+        { timeout: 20_000 },
+      )
+      .toBe(200);
+  } finally {
+    child.kill('SIGTERM');
+    closeSync(full);
+  }
+  expect(await ended).toEqual([0, null]);
 });
 
 it('ends with 3 when the admin port is taken, and names it', async () => {

@@ -1,6 +1,7 @@
 // The log of a node: one JSON object per line, through pino.
 
 import { pino, type DestinationStream, type Level, type Logger } from 'pino';
+import { standardOutput } from './standard-output.js';
 
 /** Where a peer's NIXL metadata could stand in a record. Damaged or secret, it has no place in a log. */
 const METADATA_PATHS = ['agent_metadata', 'agentMetadata', 'metadata'].flatMap((key) => [
@@ -28,7 +29,7 @@ export function createLogger(level: Level | 'silent', destination?: DestinationS
   };
   // Left to itself pino writes in the background: a fatal line, written at once, then overtakes earlier ones, and lines
   // that are still on their way are lost with the process.
-  return pino(options, destination ?? pino.destination({ fd: 1, sync: true }));
+  return pino(options, destination ?? standardOutput());
 }
 
 /** Keys, blocks and messages are told by their length: bytes are no reading matter, and may be large. */

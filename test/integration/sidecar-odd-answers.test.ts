@@ -6,6 +6,7 @@ import { closeSync, constants, openSync } from 'node:fs';
 import { mkdtemp, open as openFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Sidecar } from '../../src/main/sidecar/sidecar.js';
 import { ModelServer, rawExchange } from './support/model-server.js';
@@ -72,6 +73,36 @@ describe('a request', () => {
       decoder.script = (_leg, response) => response.end('well');
       expect(await rawExchange(sidecar.port, requestText(CHAT, '{}'))).toMatch(/\r\nwell$/);
     }
+  });
+
+  it('waits for the answer of those before it on its connection, and no other one does', async () => {
+    const paths = ['/0', '/1', '/2'];
+    const others: Promise<string>[] = [];
+    decoder.script = (leg, response) => {
+      if (!paths.includes(leg.path)) {
+        response.end('well');
+        return;
+      }
+      // Whatever would overtake has had the time of a whole request of somebody else.
+      const other = rawExchange(sidecar.port, requestText('/other', '{}'));
+      others.push(other);
+      void other.then(() => response.end(`${leg.path};`));
+    };
+    const ahead = paths.map((path) => `GET ${path} HTTP/1.1\r\nhost: a\r\n\r\n`).join('');
+    const client = await opened(sidecar.port, true);
+    client.end(ahead);
+    expect((await text(client)).match(/\/\d(?=;)/g)).toEqual(paths);
+    expect(decoder.legs.map(({ path }) => path)).toEqual(['/0', '/other', '/1', '/other', '/2', '/other']);
+    for (const other of await Promise.all(others)) expect(other).toMatch(/\r\nwell$/);
+  });
+
+  it('that was sent ahead is answered also where the client ended its side long before', async () => {
+    decoder.script = (leg, response) => {
+      setTimeout(() => response.end(`to ${leg.path}`), 30);
+    };
+    const client = await opened(sidecar.port, true);
+    client.end('GET /a HTTP/1.1\r\nhost: a\r\n\r\nGET /b HTTP/1.1\r\nhost: a\r\n\r\n');
+    expect((await text(client)).match(/to \/./g)).toEqual(['to /a', 'to /b']);
   });
 
   it('for a WebSocket that goes round is a 502, and one for no path a 400', async () => {

@@ -13,9 +13,10 @@ import type { Duplex } from 'node:stream';
 import { TLSSocket } from 'node:tls';
 import { KvpeerError } from '../errors.js';
 import { formatHostPort } from '../params/address.js';
-import { keepHalfOpen } from './half-open.js';
+import { keepHalfOpen, watchHalfOpen } from './half-open.js';
 import type { ServingTls } from './tls.js';
-import { headWithoutUpgrade, isFollowed, Unanswered } from './upgrade.js';
+import { Turns } from './turns.js';
+import { headWithoutUpgrade, isFollowed } from './upgrade.js';
 
 export interface ListenerOptions {
   /** Address to bind; undefined for all. */
@@ -88,17 +89,23 @@ export class Listener {
     // By default Node takes 1,000 lines and drops the others without a word, also the length of the body.
     server.maxHeadersCount = 0;
     keepHalfOpen(server);
-    server.on('request', options.onRequest);
+    const turns = new Turns();
+    const take = (request: IncomingMessage, response: ServerResponse): void => {
+      turns.take(request, response, () => {
+        watchHalfOpen(request, response);
+        options.onRequest(request, response);
+      });
+    };
+    server.on('request', take);
     // Answered once, here; the legs carry no `expect`.
     server.on('checkContinue', (request, response) => {
       response.writeContinue();
-      options.onRequest(request, response);
+      take(request, response);
     });
-    const unanswered = new Unanswered(server);
     server.on('upgrade', (request, socket, head) => {
       // Node has let go of the connection, and with it of the answers before this one. Nobody asks for another protocol
       // while he waits for those.
-      if (unanswered.has(request.socket)) {
+      if (turns.has(request.socket)) {
         socket.destroy();
         return;
       }

@@ -1,37 +1,12 @@
 // Connections that change their protocol, such as WebSocket: passed through both ways.
 
-import { ServerResponse, type IncomingMessage, type Server } from 'node:http';
-import type { Socket } from 'node:net';
+import { ServerResponse, type IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { RawHeaders } from './headers.js';
 
 /** Whether a request to upgrade is followed. Others (h2c of some HTTP clients) are answered as if they had not asked. */
 export function isFollowed(request: IncomingMessage): boolean {
   return (request.headers.upgrade ?? '').toLowerCase() === 'websocket';
-}
-
-/** Connections with requests whose answers have not ended. */
-export class Unanswered {
-  readonly #counts = new WeakMap<Socket, number>();
-
-  constructor(server: Server) {
-    const watch = ({ socket }: IncomingMessage, response: ServerResponse): void => {
-      this.#add(socket, 1);
-      response.once('close', () => {
-        this.#add(socket, -1);
-      });
-    };
-    server.on('request', watch);
-    server.on('checkContinue', watch);
-  }
-
-  has(socket: Socket): boolean {
-    return (this.#counts.get(socket) ?? 0) > 0;
-  }
-
-  #add(socket: Socket, change: 1 | -1): void {
-    this.#counts.set(socket, (this.#counts.get(socket) ?? 0) + change);
-  }
 }
 
 /**

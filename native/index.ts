@@ -161,6 +161,11 @@ export interface Native {
   // Facts
   /** CPU time of the calling thread, ns. */
   threadCpuNs(): number;
+  /**
+   * Whether a write of up to 4,096 bytes (PIPE_BUF) to this descriptor would go through or fail at once, as soon as it
+   * would but at most `waitMs` later: a pipe in blocking mode, full, holds a write for as long as its reader likes.
+   */
+  isWritable(fd: number, waitMs: number): boolean;
   readonly cpuFeatures: { readonly avx2: boolean };
 }
 
@@ -171,7 +176,7 @@ export class NativeUnavailableError extends Error {
 }
 
 /** Raised with every change of the interface between this file and the addon. */
-const ADDON_VERSION = 3;
+const ADDON_VERSION = 4;
 
 type RegionAddon = Pick<Native, 'mapAnonymous' | 'mapFile' | 'holdBuffer' | 'dropBuffer'> & {
   readonly addonVersion: number;

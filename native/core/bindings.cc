@@ -2,6 +2,8 @@
 
 #include "core/bindings.h"
 
+#include <poll.h>
+
 #include <ctime>
 
 #include <string>
@@ -125,6 +127,15 @@ napi_value freeBytes(napi_env env, napi_callback_info info) {
   return nullptr;
 }
 
+// isWritable(fd, waitMs) -> boolean
+napi_value isWritable(napi_env env, napi_callback_info info) {
+  Arguments<2> args(env, info, "isWritable");
+  pollfd watched = {static_cast<int>(args.integer(0, "fd", 0, INT32_MAX)), POLLOUT, 0};
+  const auto waitMs = static_cast<int>(args.integer(1, "waitMs", 0, 60'000));
+  if (!args.ok()) return nullptr;
+  return toBoolean(env, poll(&watched, 1, waitMs) > 0);
+}
+
 napi_value threadCpuNs(napi_env env, napi_callback_info) {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -140,6 +151,7 @@ void registerCoreFunctions(napi_env env, napi_value exports) {
   exportFunction(env, exports, "hashKeys", hashKeys);
   exportFunction(env, exports, "hashKey", hashKey);
   exportFunction(env, exports, "freeBytes", freeBytes);
+  exportFunction(env, exports, "isWritable", isWritable);
   exportFunction(env, exports, "threadCpuNs", threadCpuNs);
   napi_value features = nullptr;
   napi_create_object(env, &features);

@@ -6,7 +6,7 @@
 namespace kvpeer {
 
 // Raised together with ADDON_VERSION in native/index.ts.
-constexpr int kAddonVersion = 3;
+constexpr int kAddonVersion = 4;
 
 // Index, pins, and facts about the machine.
 void registerCoreFunctions(napi_env env, napi_value exports);

@@ -20,7 +20,7 @@ using v8::Object;
 using v8::String;
 using v8::Value;
 
-constexpr int kAddonVersion = 3;
+constexpr int kAddonVersion = 4;
 constexpr size_t kMaxMapBytes = size_t{1} << 46;
 constexpr int kMaxPathBytes = 4095;
 

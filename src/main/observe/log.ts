@@ -13,7 +13,7 @@ const METADATA_PATHS = ['agent_metadata', 'agentMetadata', 'metadata'].flatMap((
 /**
  * Makes the root logger of a node. Parts of the node take `logger.child({ part: 'session', peer })`.
  *
- * @param destination default: standard output, written synchronously, so that the last lines of a crash are there
+ * @param destination default: standard output, written at once, so that the last lines of a crash are there
  */
 export function createLogger(level: Level | 'silent', destination?: DestinationStream): Logger {
   const options = {

@@ -44,6 +44,7 @@ import type { Session, SessionEnvironment } from './session/session.js';
 import type { SessionsOptions } from './session/sessions.js';
 import { Sessions } from './session/sessions.js';
 import { writerIdentity } from './session/writer-identity.js';
+import { NO_METADATA } from './shards/data-plane.js';
 import type { DataPlane } from './shards/running-shards.js';
 import type { ShardClient } from './shards/shard-client.js';
 
@@ -373,9 +374,14 @@ export class Node {
     }
     const hasScratch = connect.kvpeer?.features.includes('scratch_page') === true;
     const { agentMetadata, baseAddr, numBlocks } = connect;
-    if (agentMetadata.equals(dataPlane.metadata())) {
-      // Serving it would be writing into our own pool.
-      log.warn({ peerId: connect.peerId }, 'connect refused: it carries the metadata of this very node');
+    const refusal = agentMetadata.equals(dataPlane.metadata())
+      ? // Serving it would be writing into our own pool.
+        'it carries the metadata of this very node'
+      : agentMetadata.equals(NO_METADATA)
+        ? 'the peer runs without a data plane and cannot be written to; start both with --data-plane nixl, or both with none'
+        : undefined;
+    if (refusal !== undefined) {
+      log.warn({ peerId: connect.peerId }, `connect refused: ${refusal}`);
       setImmediate(() => {
         this.#fingerprint.onRegistered(connect, false);
         done(false, undefined);

@@ -10,6 +10,7 @@ import { writeLookup } from '../../src/main/protocol/write.js';
 import { KEY_BYTES, testKeys } from '../fixtures/keys.js';
 import { named, startPeer } from '../fixtures/local-peers.js';
 import { eventually } from '../fixtures/remote-peer.js';
+import { LogLines } from '../helpers/log-lines.js';
 
 /** Loads with poisoned slots and verifies what came. */
 async function pull(
@@ -247,6 +248,18 @@ test('without a data plane lookups work and loads end as misses', async () => {
   expect(await pull(b, request, 0, 10)).toEqual({ present: 0, pulled: 0 });
   request.finish();
   await atRest(a, b);
+});
+
+test('a peer without a data plane is refused by one that has it, with a word that says so', async () => {
+  const log = new LogLines();
+  const [peer, none] = [await startPeer({ logger: log.logger }), await startPeer({ dataPlane: 'none' })];
+  expect((await peer.connect(none.address)).isReady).toBe(false);
+  expect(log.lines('warn')).toContainEqual(
+    expect.objectContaining({
+      peerId: none.address,
+      msg: expect.stringContaining('the peer runs without a data plane') as string,
+    }),
+  );
 });
 
 test('the step-driven tier: lookup per key, one message per step, load, store, each job finished once', async () => {

@@ -15,7 +15,8 @@ import { transportsIn } from './transports.js';
 const RDMA_DEVICES = '/sys/class/infiniband';
 
 /** Metadata of a node without a data plane, and what it accepts from others. */
-const NO_METADATA = Buffer.from('none');
+/** What a node without a data plane announces in place of a NIXL agent's metadata. */
+export const NO_METADATA = Buffer.from('none');
 
 export interface OwnedDataPlane extends DataPlane {
   readonly status: DataPlaneStatus;

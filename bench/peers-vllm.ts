@@ -2,7 +2,6 @@
 // both producers, in turns. For fetches the time from `fetch` to `transfer_done` at a bare client.
 
 import { spawn } from 'node:child_process';
-import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
@@ -11,7 +10,7 @@ import { freePort } from '../test/helpers/free-port.js';
 import type { GoalName } from './goals.js';
 import type { Section } from './rows.js';
 import { ratios } from './stats.js';
-import { clientLines, readyLine } from './support/harness.js';
+import { clientLines, endProducer, readyLine } from './support/harness.js';
 
 const ROUNDS = 5;
 const KEYS = 1024;
@@ -49,14 +48,12 @@ async function withProducer<T>(
     stdio: ['ignore', 'pipe', 'ignore'],
     env: { ...process.env, ...ENV },
   });
-  const exited = once(producer, 'exit');
   try {
     const { peer_id } = await readyLine('a producer', producer);
     if (peer_id === undefined) throw new Error('a producer did not say its address');
     return await use(peer_id);
   } finally {
-    producer.kill('SIGKILL');
-    await exited;
+    await endProducer(producer);
   }
 }
 

@@ -5,7 +5,6 @@
 // core kept busy by a loop. The table goes into docs/benchmarks.md.
 
 import { spawn, type ChildProcessByStdio } from 'node:child_process';
-import { once } from 'node:events';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
 import { parseArgs } from 'node:util';
@@ -13,7 +12,7 @@ import { parseArgs } from 'node:util';
 import { packageRoot } from '../src/shared/nixl-dir.js';
 import { freePort } from '../test/helpers/free-port.js';
 import { machineFacts } from './machine.js';
-import { clientLines, readyLine, type HarnessLine } from './support/harness.js';
+import { clientLines, endProducer, readyLine, type HarnessLine } from './support/harness.js';
 import { vllmSection, writeVllmSection, type Measured, type ProducerName } from './vllm-report.js';
 
 const BLOCK_BYTES = 65_536;
@@ -51,15 +50,6 @@ async function startProducer(name: ProducerName, port: number, ucxTls: string): 
   const child = spawn(command, args, { env, stdio: ['ignore', 'pipe', 'ignore'] });
   await readyLine(name, child);
   return child;
-}
-
-async function stop(child: Producer): Promise<void> {
-  if (child.exitCode !== null || child.signalCode !== null) return;
-  const exited = once(child, 'exit');
-  child.kill('SIGTERM');
-  const timer = setTimeout(() => child.kill('SIGKILL'), 10_000);
-  await exited;
-  clearTimeout(timer);
 }
 
 /** Runs the client against a producer; its lines. */
@@ -110,7 +100,7 @@ async function main(): Promise<void> {
           measured.push(measuredOf(producer, isBusy, lines));
         } finally {
           load?.kill('SIGKILL');
-          await stop(child);
+          await endProducer(child);
         }
         process.stderr.write(`round ${round + 1}: ${producer}${isBusy ? ', other core busy' : ''}\n`);
       }

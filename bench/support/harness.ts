@@ -1,9 +1,12 @@
 // Processes of the conformance harness as the benchmarks use them: producers that go on being read, a client's lines.
 
-import { execFile, type ChildProcessByStdio } from 'node:child_process';
+import { execFile, type ChildProcess, type ChildProcessByStdio } from 'node:child_process';
+import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import type { Readable } from 'node:stream';
 import { promisify } from 'node:util';
+
+const END_MS = 10_000;
 
 /** One line of a producer's or the client's standard output. */
 export interface HarnessLine {
@@ -36,6 +39,16 @@ export function readyLine(
         reject(new Error(`${name} ended before it was ready`));
       });
   });
+}
+
+/** Asks a producer to end, which takes its shared memory away, and ends it when it does not. */
+export async function endProducer(child: ChildProcess): Promise<void> {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const exited = once(child, 'exit');
+  child.kill('SIGTERM');
+  const timer = setTimeout(() => child.kill('SIGKILL'), END_MS);
+  await exited;
+  clearTimeout(timer);
 }
 
 /** Runs the client to its end; its lines. @throws when it failed, with what it said last */

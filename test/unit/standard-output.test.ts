@@ -9,7 +9,8 @@ class Reader {
   text = '';
   room = Infinity;
   fault: string | undefined;
-  isRefusing = false;
+  /** The next writes fail with these. */
+  faults: string[] = [];
   nowMs = 0;
   readonly waits: number[] = [];
   readonly retries: (() => void)[] = [];
@@ -25,7 +26,8 @@ class Reader {
         return this.room > 0;
       },
       write: (bytes) => {
-        if (this.fault !== undefined) throw Object.assign(new Error(this.fault), { code: this.fault });
+        const fault = this.fault ?? this.faults.shift();
+        if (fault !== undefined) throw Object.assign(new Error(fault), { code: fault });
         const part = bytes.subarray(0, Math.min(piece, this.room));
         this.room -= part.length;
         this.text += Buffer.from(part).toString();
@@ -141,6 +143,16 @@ it('begins a new line behind one that was cut off', () => {
   expect(reader.lines[0]).toBe('on');
   expect(reader.lines[1]).toContain('1 lines of the log');
   expect(reader.lines[2]).toBe('two');
+});
+
+it('begins a new line behind one that was cut off also for those that waited with it', () => {
+  const reader = new Reader();
+  reader.room = 2;
+  for (const line of ['one\n', 'two\n', 'three\n']) reader.log.write(line);
+  reader.room = Infinity;
+  reader.faults = ['ENOSPC'];
+  reader.retry();
+  expect(reader.lines).toEqual(['on', 'two', 'three']);
 });
 
 it('waits for the reader when the process ends, but for no more than a second', () => {

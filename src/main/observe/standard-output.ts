@@ -92,6 +92,8 @@ export class LogOutput implements DestinationStream {
         this.#waiting.shift();
         this.#waitingBytes -= next.bytes.length;
         this.#lose(next.lineCount, code);
+        const following = this.#waiting.shift();
+        if (following !== undefined) this.#putFirst(following);
       }
     }
     if (this.#isScheduled) return;
@@ -100,6 +102,13 @@ export class LogOutput implements DestinationStream {
       this.#isScheduled = false;
       this.#pump(0);
     });
+  }
+
+  /** Behind a line that was cut off it begins a new one. */
+  #putFirst({ bytes, lineCount }: Waiting): void {
+    const start = Buffer.from(this.#isAtStart ? '' : '\n');
+    this.#waiting.unshift({ bytes: Buffer.concat([start, bytes]), lineCount });
+    this.#waitingBytes += start.length;
   }
 
   #advance({ bytes, lineCount }: Waiting, takenCount: number): void {

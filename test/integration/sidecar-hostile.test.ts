@@ -264,6 +264,17 @@ describe('whatever comes', () => {
     return bytes;
   }
 
+  it('resetting its connection as it wrongly asks to upgrade: the refusal reaches nobody, and ends nothing', async () => {
+    const wish =
+      'GET /ws HTTP/1.1\r\nhost: a\r\nhost: b\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n';
+    for (let i = 0; i < 200; i++) {
+      const client = await opened(sidecar.port);
+      client.write(wish);
+      client.resetAndDestroy();
+    }
+    expect(await rawExchange(sidecar.port, post(CHAT, '{}'))).toMatch(/^HTTP\/1\.1 200 /);
+  });
+
   it('and however it ends, the sidecar serves the next client, and no request stays behind', async () => {
     const property = fc.asyncProperty(
       ...[fc.constantFrom(...REQUESTS), damage, fc.nat(), end],

@@ -175,6 +175,8 @@ export class RequestHandler {
   }
 
   async #upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, rank: number): Promise<Done> {
+    // Node has taken its own listener away; a client may be gone before even a refusal reaches it.
+    socket.on('error', () => undefined);
     const response = responseOn(request, socket);
     const target = targetOf(request);
     if (typeof target === 'string') return refuse(response, target);
@@ -183,7 +185,6 @@ export class RequestHandler {
     socket.once('close', () => {
       ending.abort();
     });
-    socket.on('error', () => undefined);
     const headers = requestHeaders(request.rawHeaders, request.socket.remoteAddress);
     const { decoders, metrics, isDraining } = this.#parts;
     const relay = new DecodeRelay(response, isDraining, ending.signal, (status, answered, server) => {
